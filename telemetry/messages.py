@@ -1,0 +1,279 @@
+"""Everything that passes between ranks, hub and viewers, and into the recording.
+
+Samples (one or more per step) are `array_like` and append-only: a newer reader fills the defaults of an older writer's
+missing fields, and an older reader ignores a newer writer's extra ones. Rare messages are maps and describe themselves.
+Bytes and nanoseconds are integers. `None` means "not known"; it never stands for zero.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+PROTOCOL = 1
+"""Major version. A reader refuses another major with one plain sentence."""
+
+CATEGORIES = (
+    "param_shard",
+    "param_unsharded",
+    "grad_shard",
+    "grad_unsharded",
+    "optimizer",
+    "buffer",
+    "comm_buffer",
+    "activation",
+    "temp",
+    "unexplained",
+    "cache",
+    "non_torch",
+    "others",
+)
+"""Memory categories, in the order of every memory column on the wire.
+
+The first ten add up to `total` (CUDA: allocated; CPU: live tensor storages). Plus `cache` that is reserved memory (CUDA),
+plus `non_torch` and `others` what NVML reports for the device.
+"""
+TOTAL_CATEGORIES = CATEGORIES[:10]
+
+PHASES = ("input", "forward", "backward", "optimizer", "rest")
+"""Wall-clock phases of a step; they add up to the step. A phase that is not known is None and its time is in `rest`."""
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+"""`Comm.kind` indexes this."""
+COMM_PHASES = ("forward", "backward", "other")
+"""`Comm.phase` indexes this; `other` is a collective outside both, such as gradient clipping's."""
+
+STATES = ("starting", "running", "paused", "stopped", "finished", "failed", "lost")
+ENDED = frozenset({"stopped", "finished", "failed", "lost"})
+
+# Bounds for what a socket may deliver. 2**63-1 is also SQLite's largest integer.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Text = Annotated[str, msgspec.Meta(max_length=100_000)]
+Memory = Annotated[list[Signed | None], msgspec.Meta(max_length=64)]
+"""One number per category in the order of CATEGORIES, then `total`: 14 entries."""
+
+
+class Launched(msgspec.Struct, frozen=True, tag="launched", kw_only=True):
+    """What was asked for: the first message of every run, made by the launcher."""
+
+    run_id: Text
+    name: Text
+    created_ns: Count
+    command: list[Text]
+    """The command line that repeats this launch."""
+    nproc: Count
+    strategy: Text
+    """Requested strategy in its text form (`telemetry.strategy`)."""
+    options: dict[str, str | int | float | bool | None] = {}
+    """The other options of the launch that matter when runs are compared (model, data, batch, seed, precision, ...)."""
+    steps: Count | None = None
+    """Planned number of optimizer steps; None: until stopped."""
+    proto: int = PROTOCOL
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+    """A rank is there. Sent once per process; a restarted rank has a new incarnation."""
+
+    rank: Rank
+    world_size: Count
+    incarnation: Count
+    host: Text
+    pid: Count
+    pid_started: float
+    """psutil's create_time of the process: pid and this together name it for good."""
+    device: Text
+    """"cpu" or "cuda:0" ..."""
+    device_name: Text
+    capacity_bytes: Count | None
+    """Memory of the device (CUDA) or of the host (CPU)."""
+    backend: Text
+    versions: dict[str, str]
+    proto: int = PROTOCOL
+
+
+class Unit(msgspec.Struct, frozen=True, array_like=True):
+    """One group that owns parameters: what FSDP gathers and frees together."""
+
+    name: Text
+    """Relative to the model, wrapper prefixes removed; the root's is `<root>`."""
+    params: Count
+    """Elements in this unit over all ranks, a tied parameter once."""
+    shard_bytes: Count
+    """What this rank stores of it, padding included."""
+    unsharded_bytes: Count
+    """What one all-gather of it makes live on a rank."""
+
+
+class Structure(msgspec.Struct, frozen=True, tag="structure", kw_only=True):
+    """What the rank trains, sent when it is first known and when it changes."""
+
+    rank: Rank
+    effective: Text
+    """The strategy PyTorch really runs, in text form."""
+    detail: dict[str, str | int | float | bool | None]
+    units: Annotated[list[Unit], msgspec.Meta(max_length=100_000)]
+    buckets: list[Count] = []
+    """DDP: bytes of each gradient bucket."""
+    groups: list[list[Rank]] = []
+    """Global ranks of each process group that `Comm.group` indexes."""
+    params: Count = 0
+    trainable_params: Count = 0
+    param_bytes: Count = 0
+    """Of the unsharded model in its stored type, a tied parameter once."""
+    ideal_state_bytes: Count | None = None
+    """Model states (parameters, gradients, optimizer) per rank if they were cut into exactly equal parts."""
+    probes: dict[str, str] = {}
+    """Probe -> "ok" or "not available: why"."""
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
+    """One optimizer step of one rank."""
+
+    rank: Rank
+    seq: Count
+    step: Count
+    """1 for the first."""
+    ended_ns: Count
+    """Wall clock (time.time_ns) at the end of the step."""
+    step_ns: Count
+    phases_ns: list[Count | None]
+    """In the order of PHASES."""
+    loss: float | None
+    tokens: Count | None
+    memory: Memory
+    """When the last optimizer.step() returned, before any zero_grad."""
+    peak: Memory
+    """At the highest moment inside the step."""
+    peak_phase: Text
+    peak_unit: int
+    """Index into Structure.units; -1: in no unit."""
+    dropped: Count
+    """Messages this rank has dropped so far."""
+    overhead_ns: Count
+    """Time the probes took on the training thread in this step."""
+
+
+class Comm(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
+    """The collectives of one step of one rank, in the order they were issued, as columns of equal length."""
+
+    rank: Rank
+    seq: Count
+    step: Count
+    unit: list[Signed]
+    """Index into Structure.units; -1: belongs to no unit; DDP buckets count down from -2 (-2 is bucket 0)."""
+    kind: list[Count]
+    phase: list[Count]
+    group: list[Count]
+    nbytes: list[Count]
+    """Gathered output, or reduce input."""
+    duration_ns: list[Count]
+    exposed_ns: list[Signed]
+    """Time compute waited for it; -1: not known."""
+
+
+class Gauge(msgspec.Struct, frozen=True, array_like=True, tag="g", gc=False):
+    """Slow readings of one rank's host and device, about once a second."""
+
+    rank: Rank
+    taken_ns: Count
+    values: dict[str, int | float | None]
+    """rss_bytes; CUDA: allocated_bytes, reserved_bytes, retries, ooms; NVML: nvml_total_bytes, nvml_used_bytes,
+    nvml_others_bytes, utilization_percent, power_mw, power_limit_mw, temperature_c, throttle_reasons."""
+    missing: dict[str, str] = {}
+    """Reading -> why it is not available."""
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="b", gc=False):
+    """Every half second from the sender thread: the process lives. `step` shows whether its training does."""
+
+    rank: Rank
+    incarnation: Count
+    sent_ns: Count
+    step: Count
+    sent: Count
+    dropped: Count
+    paused: bool = False
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", kw_only=True):
+    """The last message of a rank that could say one."""
+
+    rank: Rank
+    incarnation: Count
+    reason: Text
+    """"finished", "stopped" or "error"."""
+    steps: Count
+    error: Text = ""
+    """Last line of the traceback."""
+
+
+class Event(msgspec.Struct, frozen=True, tag="event", kw_only=True):
+    """Something a person wants to know about, with its time."""
+
+    at_ns: Count
+    kind: Text
+    """Machine-readable: "hub_gap", "rank_lost", "stop_requested", ..."""
+    severity: Text
+    """"ok", "note", "warn" or "bad"."""
+    text: Text
+    rank: Rank | None = None
+    step: Count | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
+    """The run is over; the launcher's word, or the hub's when there is no launcher left to say it."""
+
+    state: Text
+    ended_ns: Count
+    exit_codes: dict[str, int]
+    """Rank (as text) -> exit code of its process; negative: the signal that ended it."""
+    stop_rung: Text | None = None
+    """"agreed", "sigterm" or "sigkill"; None: nobody asked it to stop."""
+    failed_rank: Rank | None = None
+    reason: Text = ""
+    log_tail: list[Text] = []
+
+
+class Command(msgspec.Struct, frozen=True, tag="command", kw_only=True):
+    """A viewer's request, passed by the hub to every rank."""
+
+    id: Text
+    kind: Text
+    """"stop", "pause", "resume"."""
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack", kw_only=True):
+    """The rank has the command; it acts at the next step boundary that all ranks agree on."""
+
+    rank: Rank
+    id: Text
+
+
+Message = Launched | Hello | Structure | Step | Comm | Gauge | Beat | Goodbye | Event | Ended | Command | Ack
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+class BadMessage(ValueError):
+    """Bytes that are no message of this protocol."""
+
+
+def encode(message: Message) -> bytes:
+    """One message as msgpack."""
+    return _encoder.encode(message)
+
+
+def decode(body: bytes | memoryview) -> Message:
+    """One message from msgpack.
+
+    Raises:
+        BadMessage: not a message of this protocol (an unknown tag included). Count it and go on.
+    """
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:  # deep nesting is a RecursionError
+        raise BadMessage(str(error)) from None
