@@ -1,7 +1,8 @@
 """Everything that passes between ranks, hub and viewers, and into the recording.
 
-Samples (one or more per step) are `array_like` and append-only: a newer reader fills the defaults of an older writer's
-missing fields, and an older reader ignores a newer writer's extra ones. Rare messages are maps and describe themselves.
+Every message is an array on the wire and append-only: a newer reader fills the defaults of an older writer's missing
+fields, and an older reader ignores a newer writer's extra ones, so fields are never reordered or removed. (msgspec decodes
+a union of arrays or of maps, not of both; the frequent messages decide.)
 Bytes and nanoseconds are integers. `None` means "not known"; it never stands for zero.
 """
 
@@ -56,7 +57,7 @@ Memory = Annotated[list[Signed | None], msgspec.Meta(max_length=64)]
 """One number per category in the order of CATEGORIES, then `total`: 14 entries."""
 
 
-class Launched(msgspec.Struct, frozen=True, tag="launched", kw_only=True):
+class Launched(msgspec.Struct, frozen=True, array_like=True, tag="launched", kw_only=True):
     """What was asked for: the first message of every run, made by the launcher."""
 
     run_id: Text
@@ -74,7 +75,7 @@ class Launched(msgspec.Struct, frozen=True, tag="launched", kw_only=True):
     proto: int = PROTOCOL
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello", kw_only=True):
     """A rank is there. Sent once per process; a restarted rank has a new incarnation."""
 
     rank: Rank
@@ -107,7 +108,7 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     """What one all-gather of it makes live on a rank."""
 
 
-class Structure(msgspec.Struct, frozen=True, tag="structure", kw_only=True):
+class Structure(msgspec.Struct, frozen=True, array_like=True, tag="structure", kw_only=True):
     """What the rank trains, sent when it is first known and when it changes."""
 
     rank: Rank
@@ -198,7 +199,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="b", gc=False):
     paused: bool = False
 
 
-class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", kw_only=True):
+class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye", kw_only=True):
     """The last message of a rank that could say one."""
 
     rank: Rank
@@ -210,7 +211,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", kw_only=True):
     """Last line of the traceback."""
 
 
-class Event(msgspec.Struct, frozen=True, tag="event", kw_only=True):
+class Event(msgspec.Struct, frozen=True, array_like=True, tag="event", kw_only=True):
     """Something a person wants to know about, with its time."""
 
     at_ns: Count
@@ -223,7 +224,7 @@ class Event(msgspec.Struct, frozen=True, tag="event", kw_only=True):
     step: Count | None = None
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended", kw_only=True):
     """The run is over; the launcher's word, or the hub's when there is no launcher left to say it."""
 
     state: Text
@@ -237,7 +238,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended", kw_only=True):
     log_tail: list[Text] = []
 
 
-class Command(msgspec.Struct, frozen=True, tag="command", kw_only=True):
+class Command(msgspec.Struct, frozen=True, array_like=True, tag="command", kw_only=True):
     """A viewer's request, passed by the hub to every rank."""
 
     id: Text
@@ -245,7 +246,7 @@ class Command(msgspec.Struct, frozen=True, tag="command", kw_only=True):
     """"stop", "pause", "resume"."""
 
 
-class Ack(msgspec.Struct, frozen=True, tag="ack", kw_only=True):
+class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", kw_only=True):
     """The rank has the command; it acts at the next step boundary that all ranks agree on."""
 
     rank: Rank

@@ -127,7 +127,9 @@ def parse_wrap(text: str) -> tuple[str, int | tuple[str, ...] | None]:
     names = tuple(name.strip() for name in rest.split(",") if name.strip())
     if kind == "modules" and names and all(name.isidentifier() for name in names):
         return kind, names
-    raise StrategyError(f"unknown wrap policy {text!r}: expected none, transformer, size:MIN_PARAMS or modules:CLASS,CLASS")
+    raise StrategyError(
+        f"unknown wrap policy {text!r}: expected none, transformer, size:MIN_PARAMS or modules:CLASS,CLASS"
+    )
 
 
 def misfits(
@@ -153,7 +155,11 @@ def misfits(
     if strategy.sharding in HYBRID:
         if strategy.replicate is None and (world_size < 4 or world_size % 2):
             yield f"{name} on {world_size} ranks needs its mesh, for example {name}={world_size}x1 (replicate x shard)"
-        if strategy.replicate is not None and strategy.shard is not None and strategy.replicate * strategy.shard != world_size:
+        if (
+            strategy.replicate is not None
+            and strategy.shard is not None
+            and strategy.replicate * strategy.shard != world_size
+        ):
             yield f"{name} is a mesh of {strategy.replicate * strategy.shard} ranks, and there are {world_size}"
     if strategy.sharding == "reshard" and strategy.reshard_to is not None:
         if world_size % strategy.reshard_to or strategy.reshard_to > world_size:

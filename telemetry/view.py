@@ -1,0 +1,214 @@
+"""What the screens, `show` and the verdicts read: one immutable picture of a run.
+
+Live, recorded and paused runs give the same picture. `None` means not known, everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES, Ended, Event, Hello, Launched
+
+Floats = NDArray[np.float64]
+Column = tuple[int | None, ...]
+"""Bytes per category in the order of CATEGORIES, then the total."""
+
+STATE_CATEGORIES = ("param_shard", "grad_shard", "optimizer")
+"""The model states that sharding divides."""
+
+
+def category(column: Column, name: str) -> int | None:
+    """Bytes of one category; None when it, or the whole column, is not known."""
+    return column[CATEGORIES.index(name)] if column else None
+
+
+def total(column: Column) -> int | None:
+    """Bytes of the first ten categories together, as the rank measured them."""
+    return column[len(CATEGORIES)] if len(column) > len(CATEGORIES) else None
+
+
+def model_states(column: Column) -> int | None:
+    """Parameter, gradient and optimizer bytes that this rank keeps; None when one of them is not known."""
+    parts = [category(column, name) for name in STATE_CATEGORIES]
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def as_dict(column: Column) -> dict[str, int | None]:
+    """The column with its names, `total` last."""
+    if not column:
+        return dict.fromkeys((*CATEGORIES, "total"))
+    return dict(zip((*CATEGORIES, "total"), column, strict=False))
+
+
+def adds_up(column: Column) -> bool:
+    """Whether the known categories of the total add up to the total, to the byte."""
+    whole = total(column)
+    return whole is None or whole == sum(column[i] or 0 for i in range(len(TOTAL_CATEGORIES)))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveStats:
+    """One kind of collective of one unit, per step and rank; the first step is left out of every median."""
+
+    per_step: float
+    bytes: int
+    """Per step: gathered output, or reduce input."""
+    median_ns: int | None
+    """Per call, over steps and ranks."""
+    exposed_ns: int | None
+    """Per step: median over steps of the mean over ranks of the time that compute waited."""
+    late_ns: Mapping[int, int]
+    """Rank -> ns per step by which the others waited for it; empty when not known."""
+
+
+NO_CALLS = CollectiveStats(per_step=0, bytes=0, median_ns=None, exposed_ns=None, late_ns={})
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective of a unit over the whole step, and its forward and backward parts."""
+
+    step: CollectiveStats = NO_CALLS
+    forward: CollectiveStats = NO_CALLS
+    backward: CollectiveStats = NO_CALLS
+
+
+@dataclass(frozen=True, slots=True)
+class UnitView:
+    name: str
+    params: int
+    shard_bytes: int
+    """The largest over ranks."""
+    unsharded_bytes: int
+    all_gather: Collective
+    reduce_scatter: Collective
+    all_reduce: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class BucketView:
+    """A gradient bucket of DDP."""
+
+    index: int
+    bytes: int
+    all_reduce: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    rank: int
+    hello: Hello | None
+    steps: int
+    memory: Column
+    """When the last optimizer.step() returned; empty before the first step."""
+    peak: Column
+    """Highest moment inside the last full step; empty before the first step."""
+    peak_phase: str
+    peak_unit: str
+    """Name of the unit, "" for none."""
+    highest_bytes: int | None
+    """Largest peak total so far."""
+    step_ns: int | None
+    phases_ns: tuple[int | None, ...]
+    """Medians in the order of PHASES."""
+    overhead_ns: int | None
+    """Median time of the probes on the training thread, per step."""
+    seen_ns: int | None
+    """Wall clock of the last sign of life."""
+    paused: bool
+    sent: int
+    dropped: int
+    gauges: Mapping[str, int | float | None]
+    missing: Mapping[str, str]
+    goodbye: str
+    """"finished", "stopped", "error", or "" while it has not said one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Per optimizer step, all arrays of one length; NaN where not known."""
+
+    steps: NDArray[np.int64]
+    loss: Floats
+    """Mean over the ranks that reported."""
+    step_ns: Floats
+    """The slowest rank's."""
+    tokens_per_s: Floats
+    """Over all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommTotals:
+    """Per step and rank; None before the first full step."""
+
+    all_gather_bytes: int | None = None
+    reduce_scatter_bytes: int | None = None
+    all_reduce_bytes: int | None = None
+    exposed_ns: int | None = None
+    exposed_all_gather_ns: int | None = None
+    exposed_reduce_ns: int | None = None
+    """Reduce-scatter and all-reduce together."""
+    duration_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One finding, with its numbers."""
+
+    kind: str
+    severity: str
+    """"ok", "note", "warn" or "bad"."""
+    what: str
+    expected: float | None
+    measured: float | None
+    unit: str
+    reason: str
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    launched: Launched | None
+    state: str
+    started_ns: int | None
+    ended: Ended | None
+    world_size: int
+    effective: str
+    """Strategy that PyTorch runs, "" while not known."""
+    detail: Mapping[str, str | int | float | bool | None]
+    params: int
+    trainable_params: int
+    param_bytes: int
+    ideal_state_bytes: int | None
+    ranks: tuple[RankView, ...]
+    units: tuple[UnitView, ...]
+    buckets: tuple[BucketView, ...]
+    series: Series
+    steps: int
+    """Optimizer steps that every rank has finished."""
+    step_median_ns: int | None
+    step_p95_ns: int | None
+    step_first_ns: int | None
+    tokens_per_s: float | None
+    phases_ns: tuple[int | None, ...]
+    """Median over ranks of each rank's medians, in the order of PHASES."""
+    comm: CommTotals
+    events: tuple[Event, ...]
+    probes: Mapping[str, str]
+    """Probe -> "ok" or the first rank's reason why not."""
+    bad_records: int
+    dropped: int
+    overhead_ns: int | None
+    verdicts: tuple[Verdict, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        return self.launched.name if self.launched else ""
+
+    @property
+    def requested(self) -> str:
+        return self.launched.strategy if self.launched else ""
