@@ -1,0 +1,260 @@
+"""`show --json` and `compare --json`: plain data whose keys other people's scripts rely on.
+
+Keys may be added, never renamed. Bytes and nanoseconds are integers; what is not known is null, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fsdp_tui.telemetry.messages import PHASES
+from fsdp_tui.telemetry.view import (
+    Collective,
+    CollectiveStats,
+    RankView,
+    RunView,
+    UnitView,
+    as_dict,
+    model_states,
+    total,
+)
+
+LOSS_TOLERANCE = {"fp32": 1e-4}
+"""Largest difference of fp32 losses at equal steps that reordered sums explain; other types differ by their rounding."""
+ROUNDING_TOLERANCE = 2e-2
+
+
+def show(run: RunView) -> dict[str, Any]:
+    """One run as the document of `show RUN --json`."""
+    launched, ended = run.launched, run.ended
+    hello = next((rank.hello for rank in run.ranks if rank.hello), None)
+    return {
+        "run": {
+            "id": launched.run_id if launched else None,
+            "name": launched.name if launched else None,
+            "state": run.state,
+            "world_size": run.world_size,
+            "backend": hello.backend if hello else None,
+            "device": hello.device.partition(":")[0] if hello else None,
+            "device_name": hello.device_name if hello else None,
+            "started_ns": run.started_ns,
+            "ended_ns": ended.ended_ns if ended else None,
+            "exit_codes": dict(ended.exit_codes) if ended else {},
+            "stop_rung": ended.stop_rung if ended else None,
+            "failed_rank": ended.failed_rank if ended else None,
+            "reason": ended.reason if ended else "",
+            "log_tail": list(ended.log_tail) if ended else [],
+            "steps": run.steps,
+            "planned_steps": launched.steps if launched else None,
+            "command": list(launched.command) if launched else [],
+            "options": dict(launched.options) if launched else {},
+            "versions": dict(hello.versions) if hello else {},
+        },
+        "strategy": {
+            "requested": run.requested or None,
+            "effective": run.effective or None,
+            "detail": dict(run.detail),
+        },
+        "model": {
+            "params": run.params or None,
+            "trainable_params": run.trainable_params if run.params else None,
+            "param_bytes": run.param_bytes or None,
+            "ideal_state_bytes": run.ideal_state_bytes,
+        },
+        "ranks": [_rank(rank) for rank in run.ranks],
+        "loss": {
+            "steps": run.series.steps.tolist(),
+            "values": [_finite(value) for value in run.series.loss.tolist()],
+        },
+        "step_ns": {"median": run.step_median_ns, "p95": run.step_p95_ns, "first": run.step_first_ns},
+        "phases_ns": dict(zip(PHASES, run.phases_ns, strict=False)),
+        "tokens_per_s": run.tokens_per_s,
+        "units": [_unit(unit) for unit in run.units],
+        "buckets": [
+            {"index": bucket.index, "bytes": bucket.bytes, "all_reduce": _collective(bucket.all_reduce)}
+            for bucket in run.buckets
+        ],
+        "comm": {
+            "all_gather_bytes": run.comm.all_gather_bytes,
+            "reduce_scatter_bytes": run.comm.reduce_scatter_bytes,
+            "all_reduce_bytes": run.comm.all_reduce_bytes,
+            "exposed_ns": run.comm.exposed_ns,
+        },
+        "verdict": [
+            {
+                "kind": verdict.kind,
+                "severity": verdict.severity,
+                "what": verdict.what,
+                "expected": verdict.expected,
+                "measured": verdict.measured,
+                "unit": verdict.unit,
+                "reason": verdict.reason,
+                "next": verdict.next,
+            }
+            for verdict in run.verdicts
+        ],
+        "events": [
+            {"at_ns": e.at_ns, "kind": e.kind, "severity": e.severity, "text": e.text, "rank": e.rank, "step": e.step}
+            for e in run.events
+        ],
+        "telemetry": {
+            "overhead_ns_per_step": run.overhead_ns,
+            "dropped": run.dropped,
+            "bad_records": run.bad_records,
+            "probes": dict(run.probes),
+        },
+    }
+
+
+def _rank(rank: RankView) -> dict[str, Any]:
+    hello = rank.hello
+    return {
+        "rank": rank.rank,
+        "host": hello.host if hello else None,
+        "pid": hello.pid if hello else None,
+        "device": hello.device if hello else None,
+        "memory": as_dict(rank.memory),
+        "peak": as_dict(rank.peak),
+        "peak_phase": rank.peak_phase or None,
+        "peak_unit": rank.peak_unit or None,
+        "highest_bytes": rank.highest_bytes,
+        "steps": rank.steps,
+        "step_ns": rank.step_ns,
+        "sent": rank.sent,
+        "dropped": rank.dropped,
+        "gauges": dict(rank.gauges),
+        "missing": dict(rank.missing),
+    }
+
+
+def _unit(unit: UnitView) -> dict[str, Any]:
+    return {
+        "name": unit.name,
+        "params": unit.params,
+        "shard_bytes": unit.shard_bytes,
+        "unsharded_bytes": unit.unsharded_bytes,
+        "all_gather": _collective(unit.all_gather),
+        "reduce_scatter": _collective(unit.reduce_scatter),
+        "all_reduce": _collective(unit.all_reduce),
+    }
+
+
+def _collective(collective: Collective) -> dict[str, Any]:
+    return {
+        **_stats(collective.step),
+        "forward": _stats(collective.forward),
+        "backward": _stats(collective.backward),
+    }
+
+
+def _stats(stats: CollectiveStats) -> dict[str, Any]:
+    per_step = stats.per_step
+    return {
+        "per_step": int(per_step) if float(per_step).is_integer() else per_step,
+        "bytes": stats.bytes,
+        "median_ns": stats.median_ns,
+        "exposed_ns": stats.exposed_ns,
+        "late_ns": {str(rank): ns for rank, ns in stats.late_ns.items()},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+Value = int | float | None
+Better = Callable[[Sequence[float]], float]
+
+
+def _worst(run: RunView, read: Callable[[RankView], int | None]) -> int | None:
+    """The largest over ranks; not known when one rank's is not."""
+    values = [read(rank) for rank in run.ranks]
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+METRICS: tuple[tuple[str, str, Callable[[RunView], Value], Better | None], ...] = (
+    ("model_states", "bytes", lambda run: _worst(run, lambda rank: model_states(rank.memory)), min),
+    ("peak", "bytes", lambda run: _worst(run, lambda rank: total(rank.peak)), min),
+    ("all_gather", "bytes", lambda run: run.comm.all_gather_bytes, None),
+    ("reduce_scatter", "bytes", lambda run: run.comm.reduce_scatter_bytes, None),
+    ("all_reduce", "bytes", lambda run: run.comm.all_reduce_bytes, None),
+    ("step_time", "ns", lambda run: run.step_median_ns, min),
+    ("exposed_communication", "ns", lambda run: run.comm.exposed_ns, None),
+    ("tokens_per_s", "tokens/s", lambda run: run.tokens_per_s, max),
+    ("loss", "", lambda run: last_loss(run), None),
+)
+"""Rows of a comparison: memory of the fullest rank, bytes and times per step and rank. No best where less is not better
+by itself: a strategy that gathers more is not a worse one."""
+
+
+def last_loss(run: RunView) -> float | None:
+    """Loss of the newest step that has one."""
+    known = run.series.loss[np.isfinite(run.series.loss)]
+    return float(known[-1]) if known.size else None
+
+
+def compare(runs: Sequence[RunView]) -> dict[str, Any]:
+    """Several runs as the document of `compare A B --json`; the first is the baseline."""
+    rows = []
+    for metric, unit, read, better in METRICS:
+        values = [read(run) for run in runs]
+        known = [value for value in values if value is not None]
+        best = values.index(better(known)) if better and len(known) > 1 and len(set(known)) > 1 else None
+        rows.append({"metric": metric, "unit": unit, "values": values, "best": best})
+    return {
+        "runs": [show(run) for run in runs],
+        "rows": rows,
+        "equivalence": equivalence(runs),
+        "differences": differences(runs),
+    }
+
+
+def equivalence(runs: Sequence[RunView]) -> dict[str, Any]:
+    """Whether all runs' losses agree with the first one's at equal steps."""
+    largest: float | None = None
+    compared: int | None = None
+    for run in runs[1:]:
+        base = _losses(runs[0])
+        other = _losses(run)
+        common = base.keys() & other.keys()
+        compared = len(common) if compared is None else min(compared, len(common))
+        if common:
+            gap = max(abs(base[step] - other[step]) for step in common)
+            largest = gap if largest is None else max(largest, gap)
+    precisions = {str(run.launched.options.get("precision", "fp32")) if run.launched else "fp32" for run in runs}
+    tolerance = LOSS_TOLERANCE["fp32"] if precisions <= {"fp32"} else ROUNDING_TOLERANCE
+    return {
+        "loss_max_abs_diff": largest,
+        "steps_compared": compared or 0,
+        "tolerance": tolerance,
+        "agrees": largest <= tolerance if largest is not None and compared else None,
+    }
+
+
+def _losses(run: RunView) -> dict[int, float]:
+    pairs = zip(run.series.steps.tolist(), run.series.loss.tolist(), strict=True)
+    return {step: loss for step, loss in pairs if math.isfinite(loss)}
+
+
+def differences(runs: Sequence[RunView]) -> dict[str, list[Any]]:
+    """What differs between the launches besides the strategy, so that nobody compares apples with pears."""
+    facts = [_facts(run) for run in runs]
+    keys = dict.fromkeys(key for fact in facts for key in fact)
+    table = {key: [fact.get(key) for fact in facts] for key in keys}
+    return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
+
+
+def _facts(run: RunView) -> Mapping[str, Any]:
+    hello = next((rank.hello for rank in run.ranks if rank.hello), None)
+    options = dict(run.launched.options) if run.launched else {}
+    return {
+        **options,
+        "params": run.params or None,
+        "device": hello.device_name if hello else None,
+        **{f"{package} version": said for package, said in (hello.versions if hello else {}).items()},
+    }
