@@ -1,0 +1,126 @@
+"""What all charts share: rows of inked text, and the widget that shows them line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.segment import Segment
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from fsdp_tui.tui.theme import Ink, Palette, letters_mode, palette_for
+
+Row = list[tuple[str, Ink]]
+"""One line of a chart: pieces of text, each with its ink, of one cell per character."""
+
+LABEL = Ink("label")
+QUIET = Ink("quiet")
+STRONG = Ink("strong", bold=True)
+
+
+def row_text(row: Row) -> str:
+    """The row without its inks."""
+    return "".join(text for text, _ in row)
+
+
+def row_width(row: Row) -> int:
+    """Cells that the row takes."""
+    return sum(len(text) for text, _ in row)
+
+
+def crop(row: Row, width: int) -> Row:
+    """The row cut or padded to exactly this width."""
+    out: Row = []
+    for text, ink in row:
+        if width <= 0:
+            break
+        out.append((text[:width], ink))
+        width -= len(text)
+    if width > 0:
+        out.append((" " * width, LABEL))
+    return out
+
+
+def flow(pieces: Sequence[Row], width: int, *, gap: str = "  ") -> tuple[Row, int]:
+    """As many whole pieces as fit into a row, and how many those are."""
+    row: Row = []
+    used = 0
+    for index, piece in enumerate(pieces):
+        need = row_width(piece) + (len(gap) if row else 0)
+        if used + need > width:
+            return row, index
+        if row:
+            row.append((gap, LABEL))
+        row += piece
+        used += need
+    return row, len(pieces)
+
+
+class Chart(Widget):
+    """A widget drawn from rows.
+
+    A subclass keeps its data, implements `draw`, and calls `redraw` after a change; only lines that differ are sent to
+    the terminal. Nothing is computed while the chart is hidden.
+    """
+
+    DEFAULT_CSS = """
+    Chart { width: 1fr; height: 1fr; }
+    """
+    ALLOW_SELECT = False
+
+    _rows: list[Row] | None = None
+    _strips: list[Strip | None]
+    _drawn_for: tuple[int, int, bool] = (0, 0, False)
+    _palette: Palette | None = None
+
+    def draw(self, width: int, height: int, letters: bool) -> list[Row]:
+        """At most `height` rows of `width` cells."""
+        raise NotImplementedError
+
+    def redraw(self) -> None:
+        """Draw again after the data changed."""
+        width, height = self.size
+        if not (width and height and self.is_attached and self._rows is not None):
+            self._rows = None
+            self.refresh()
+            return
+        before = self._rows
+        self._compute()
+        after = self._rows
+        changed = [y for y in range(height) if _at(before, y) != _at(after, y)]
+        if changed:
+            self.refresh(*(Region(0, y, width, 1) for y in changed))
+
+    def render_line(self, y: int) -> Strip:
+        """One line, from the cache if nothing changed."""
+        palette = palette_for(self.app)
+        width, height = self.size
+        if self._rows is None or self._drawn_for != (width, height, letters_mode(self.app)):
+            self._compute()
+        if palette is not self._palette:
+            self._palette = palette
+            self._strips = [None] * len(self._strips)
+        if not self._rows or y >= len(self._rows):
+            return Strip.blank(width)
+        strip = self._strips[y]
+        if strip is None:
+            strip = Strip([Segment(text, palette[ink]) for text, ink in self._rows[y]])
+            # Strip believes a length that it is told; measured and cut, nothing is painted over the neighbour.
+            strip = self._strips[y] = strip.adjust_cell_length(width)
+        return strip
+
+    def _compute(self) -> None:
+        width, height = self.size
+        letters = letters_mode(self.app)
+        kept, strips = self._rows or [], getattr(self, "_strips", [])
+        same_size = self._drawn_for == (width, height, letters)
+        self._rows = self.draw(width, height, letters)[:height] if width and height else []
+        self._strips = [
+            strips[y] if same_size and y < len(kept) and kept[y] == row else None for y, row in enumerate(self._rows)
+        ]
+        self._drawn_for = (width, height, letters)
+
+
+def _at(rows: list[Row] | None, y: int) -> Row | None:
+    return rows[y] if rows is not None and y < len(rows) else None
