@@ -1,0 +1,112 @@
+"""Messages as ranks send them, short to write in a test."""
+
+from __future__ import annotations
+
+from fsdp_tui.telemetry.messages import CATEGORIES, Comm, Hello, Launched, Step, Structure, Unit
+
+
+def launched(
+    nproc: int = 2, strategy: str = "fsdp2:full_shard", **options: str | int | float | bool | None
+) -> Launched:
+    return Launched(
+        run_id="20260101-000000-abcd",
+        name="a",
+        created_ns=1_000,
+        command=["fsdp-tui", "demo"],
+        nproc=nproc,
+        strategy=strategy,
+        options=options,
+        steps=20,
+    )
+
+
+def hello(rank: int, world_size: int = 2, incarnation: int = 1, backend: str = "gloo") -> Hello:
+    return Hello(
+        rank=rank,
+        world_size=world_size,
+        incarnation=incarnation,
+        host="host",
+        pid=100 + rank,
+        pid_started=1.0,
+        device="cpu",
+        device_name="a cpu",
+        capacity_bytes=2**34,
+        backend=backend,
+        versions={"torch": "2.13.0"},
+    )
+
+
+def structure(
+    rank: int,
+    *,
+    effective: str = "fsdp2:full_shard",
+    units: tuple[Unit, ...] = (Unit("<root>", 100, 200, 400), Unit("blocks.0", 50, 100, 200)),
+    groups: tuple[tuple[int, ...], ...] = ((0, 1),),
+    ideal: int | None = 1_200,
+    detail: dict[str, str | int | float | bool | None] | None = None,
+) -> Structure:
+    return Structure(
+        rank=rank,
+        effective=effective,
+        detail=detail or {},
+        units=list(units),
+        groups=[list(group) for group in groups],
+        params=150,
+        trainable_params=150,
+        param_bytes=600,
+        ideal_state_bytes=ideal,
+        probes={"ledger": "ok"},
+    )
+
+
+def column(**nbytes: int | None) -> list[int | None]:
+    """A memory column; categories that are not named hold 0 bytes, cache and others are not known."""
+    values: list[int | None] = [nbytes.get(name, None if name in ("cache", "others") else 0) for name in CATEGORIES]
+    return [*values, sum(value or 0 for value in values[:10])]
+
+
+def step(
+    rank: int,
+    number: int,
+    *,
+    loss: float | None = 2.0,
+    step_ns: int = 100,
+    tokens: int | None = 1_000,
+    memory: list[int | None] | None = None,
+    peak: list[int | None] | None = None,
+) -> Step:
+    memory = memory or column(param_shard=300, grad_shard=300, optimizer=600)
+    return Step(
+        rank=rank,
+        seq=number,
+        step=number,
+        ended_ns=1_000 * number,
+        step_ns=step_ns,
+        phases_ns=[None, 40, 50, 5, 5],
+        loss=loss,
+        tokens=tokens,
+        memory=memory,
+        peak=peak or memory,
+        peak_phase="backward",
+        peak_unit=1,
+        dropped=0,
+        overhead_ns=3,
+    )
+
+
+def comm(
+    rank: int, number: int, durations: tuple[int, ...] = (10, 20, 30), exposed: tuple[int, ...] | None = None
+) -> Comm:
+    """All-gather of both units in forward, reduce-scatter of blocks.0 in backward."""
+    return Comm(
+        rank=rank,
+        seq=number,
+        step=number,
+        unit=[0, 1, 1],
+        kind=[0, 0, 1],
+        phase=[0, 0, 1],
+        group=[0, 0, 0],
+        nbytes=[400, 200, 200],
+        duration_ns=list(durations),
+        exposed_ns=list(exposed if exposed is not None else durations),
+    )

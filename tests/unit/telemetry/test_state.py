@@ -1,0 +1,224 @@
+"""The reducer: expected numbers are worked out by hand from the messages."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fsdp_tui.telemetry.messages import Beat, Ended, Goodbye, Message, Unit, decode, encode
+from fsdp_tui.telemetry.state import COMM_WINDOW, RunState
+from fsdp_tui.telemetry.view import adds_up, model_states, total
+
+from .messages_for_tests import column, comm, hello, launched, step, structure
+
+
+def running(steps: int = 5, world_size: int = 2) -> RunState:
+    state = RunState()
+    state.apply(launched(world_size))
+    for rank in range(world_size):
+        state.apply(hello(rank, world_size))
+        state.apply(structure(rank, groups=(tuple(range(world_size)),)))
+    for number in range(1, steps + 1):
+        for rank in range(world_size):
+            state.apply(step(rank, number, loss=2.0 / number + rank, step_ns=100 * number + rank))
+            state.apply(comm(rank, number))
+    return state
+
+
+def test_loss_is_the_mean_over_ranks() -> None:
+    """Each step's loss is the mean of what the ranks reported."""
+    assert running(3).view().series.loss.tolist() == pytest.approx([2.5, 1.5, 2 / 3 + 0.5])
+
+
+def test_step_time_is_the_slowest_ranks_and_the_first_is_apart() -> None:
+    """Medians leave the first step out; it is reported alone."""
+    view = running(4).view()
+    assert (view.step_first_ns, view.step_median_ns) == (101, 301)
+
+
+def test_tokens_per_s_adds_the_ranks() -> None:
+    """2 x 1000 tokens in the slowest rank's 201, 301, 401 ns: the median is 2000/301 ns."""
+    assert running(4).view().tokens_per_s == pytest.approx(2_000 / 301e-9)
+
+
+def test_a_step_that_one_rank_has_not_reported_has_no_rate() -> None:
+    """A half-reported step would show half the tokens."""
+    state = running(3)
+    state.apply(step(0, 4))
+    view = state.view()
+    assert math.isnan(view.series.tokens_per_s[-1])
+    assert view.steps == 3
+
+
+def test_unknown_loss_stays_unknown() -> None:
+    """No rank knows the loss: NaN in the series, never 0."""
+    state = RunState()
+    state.apply(step(0, 1, loss=None))
+    assert math.isnan(state.view().series.loss[0])
+
+
+def test_late_steps_find_their_place() -> None:
+    """Ranks report out of order; the series stays sorted."""
+    state = RunState()
+    state.apply(hello(0))
+    for number in (3, 1, 2):
+        state.apply(step(0, number, loss=float(number)))
+    series = state.view().series
+    assert (series.steps.tolist(), series.loss.tolist()) == ([1, 2, 3], [1.0, 2.0, 3.0])
+
+
+def test_collectives_per_unit() -> None:
+    """Calls, bytes and time per unit and phase, from the columns."""
+    root, block = running().view().units
+    assert (root.all_gather.step.per_step, root.all_gather.step.bytes, root.all_gather.step.median_ns) == (1, 400, 10)
+    assert (block.all_gather.forward.median_ns, block.all_gather.backward.per_step) == (20, 0)
+    assert (block.reduce_scatter.backward.bytes, block.reduce_scatter.backward.median_ns) == (200, 30)
+    assert (block.all_reduce.step.per_step, block.all_reduce.step.median_ns) == (0, None)
+
+
+def test_communication_adds_up_over_units() -> None:
+    """Totals per step and rank."""
+    totals = running().view().comm
+    assert (totals.all_gather_bytes, totals.reduce_scatter_bytes, totals.all_reduce_bytes) == (600, 200, 0)
+    assert (totals.exposed_ns, totals.exposed_all_gather_ns, totals.exposed_reduce_ns) == (60, 30, 30)
+
+
+def test_lateness_is_the_longest_duration_minus_the_own() -> None:
+    """Rank 1 spends 5 ns less in the gather of blocks.0: the other waited 5 ns for it."""
+    state = running(1)
+    for number in range(2, 5):
+        state.apply(comm(0, number, (10, 20, 30)))
+        state.apply(comm(1, number, (10, 15, 30)))
+    root, block = state.view().units
+    assert dict(block.all_gather.step.late_ns) == {0: 0, 1: 5}
+    assert dict(root.all_gather.step.late_ns) == {0: 0, 1: 0}
+
+
+def test_lateness_stays_inside_a_group() -> None:
+    """In a 2 x 2 mesh a rank is compared with its shard group only."""
+    state = RunState()
+    for rank in range(4):
+        state.apply(hello(rank, 4))
+        state.apply(structure(rank, groups=((0, 1) if rank < 2 else (2, 3),)))
+        state.apply(step(rank, 1))
+    for number in (2, 3):
+        for rank, duration in enumerate((10, 10, 1_000, 900)):
+            state.apply(comm(rank, number, (duration, 20, 30)))
+    assert dict(state.view().units[0].all_gather.step.late_ns) == {0: 0, 1: 0, 2: 0, 3: 100}
+
+
+def test_waiting_that_was_not_measured_is_not_known() -> None:
+    """-1 on the wire is None, not a negative time and not 0."""
+    state = running(1)
+    for number in (2, 3):
+        for rank in range(2):
+            state.apply(comm(rank, number, exposed=(-1, 20, 30)))
+    root, block = state.view().units
+    assert (root.all_gather.step.exposed_ns, block.all_gather.step.exposed_ns) == (None, 20)
+
+
+def test_a_rank_that_stays_silent_does_not_hold_the_others_up() -> None:
+    """Collectives of a step are closed without a rank that is far behind."""
+    state = running(1)
+    for number in range(2, 40):
+        state.apply(comm(0, number))
+    assert state.view().units[0].all_gather.step.median_ns == 10
+    assert len(state.comm_open) <= 17
+
+
+def test_windows_are_bounded() -> None:
+    """Memory does not grow with the steps, but for the series."""
+    state = running(2_000)
+    assert len(state.comm_window) == COMM_WINDOW
+    assert all(len(rank.window) <= 1_024 for rank in state.ranks.values())
+    assert len(state.view().series.steps) == 2_000
+
+
+def test_states_of_a_run() -> None:
+    """starting, running, paused, running, then what `Ended` says."""
+    state = RunState()
+    state.apply(launched())
+    assert state.state == "starting"
+    for rank in range(2):
+        state.apply(hello(rank))
+        state.apply(step(rank, 1))
+    assert state.state == "running"
+    for paused, expected in ((True, "paused"), (False, "running")):
+        for rank in range(2):
+            state.apply(Beat(rank, 1, 1, 1, 1, 0, paused))
+        assert state.state == expected
+    state.apply(Ended(state="stopped", ended_ns=9, exit_codes={"0": 0, "1": 0}, stop_rung="agreed"))
+    assert state.state == "stopped"
+
+
+def test_a_new_incarnation_keeps_the_count_of_dropped_messages() -> None:
+    """What the old process dropped is not forgotten."""
+    state = RunState()
+    state.apply(hello(0))
+    state.apply(Beat(0, 1, 1, 1, 10, 7))
+    state.apply(Goodbye(rank=0, incarnation=1, reason="error", steps=1))
+    state.apply(hello(0, incarnation=2))
+    state.apply(Beat(0, 2, 1, 1, 10, 2))
+    rank = state.view().ranks[0]
+    assert (rank.dropped, rank.goodbye) == (9, "")
+
+
+def test_snapshot_continues_like_the_original() -> None:
+    """A late joiner that loads a snapshot sees what one sees who was there from the start."""
+    first, later = running(5), RunState.load(running(5).dump())
+    for state in (first, later):
+        for rank in range(2):
+            state.apply(step(rank, 6))
+            state.apply(comm(rank, 6))
+    assert later.dump() == first.dump()
+    assert later.view().units == first.view().units
+
+
+def test_messages_survive_the_wire() -> None:
+    """Encoding and decoding is the identity for each kind."""
+    sent: list[Message] = [launched(), hello(0), structure(0), step(0, 1), comm(0, 1)]
+    assert [decode(encode(message)) for message in sent] == sent
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        comm(0, 1).__class__(0, 1, 1, [0], [0, 0], [0], [0], [0], [0], [0]),
+        comm(0, 1).__class__(0, 1, 1, [0], [9], [0], [0], [0], [0], [0]),
+    ],
+)
+def test_odd_messages_are_counted(odd: Message) -> None:
+    """A message that makes no sense is a bad record, never an exception."""
+    state = running(2)
+    state.apply(odd)
+    assert state.bad_records == 1
+    assert state.view().bad_records == 1
+
+
+def test_damaged_snapshot_is_a_value_error() -> None:
+    """The caller can tell a damaged snapshot from a bug."""
+    with pytest.raises(ValueError, match="not a snapshot"):
+        RunState.load(b"\xc1 nonsense")
+
+
+def test_columns_add_up() -> None:
+    """The helper that guards the ledger's promise."""
+    good = tuple(column(param_shard=3, grad_shard=4, optimizer=5, activation=6))
+    assert (adds_up(good), total(good), model_states(good)) == (True, 18, 12)
+    assert not adds_up((*good[:-1], 19))
+
+
+def test_empty_run_has_a_picture() -> None:
+    """Before the first message there is nothing to know, and that is shown."""
+    view = RunState().view()
+    assert (view.state, view.ranks, view.steps, view.tokens_per_s) == ("starting", (), 0, None)
+
+
+def test_units_show_the_largest_shard() -> None:
+    """Uneven shards: the fullest rank's bytes."""
+    state = RunState()
+    state.apply(hello(0))
+    state.apply(structure(0, units=(Unit("<root>", 3, 8, 16),)))
+    state.apply(structure(1, units=(Unit("<root>", 3, 4, 16),)))
+    assert state.view().units[0].shard_bytes == 8

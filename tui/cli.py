@@ -1,0 +1,175 @@
+"""The `fsdp-tui` command line. Usage errors are one line and exit code 2; a command that could not do its work exits with 1."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from fsdp_tui import __version__
+from fsdp_tui.telemetry.launch import OPTIONS, LaunchSpec
+
+DESCRIPTION = """See inside PyTorch FSDP training: memory per rank by category, communication per unit and loss, live and compared.
+
+Without a command: the dashboard, with the runs of this machine and the recorded ones."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with its errors in one line, and no abbreviated options: a script's own must not be taken for ours."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole grammar. The script of run and sweep and its arguments are split off before (`split_script`)."""
+    parser = _Parser(prog="fsdp-tui", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"fsdp-tui {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    demo = commands.add_parser("demo", help="train the built-in demo model, watched")
+    _add_launch_options(demo, demo_options=True)
+    run = commands.add_parser(
+        "run",
+        help="train a script under torchrun, watched",
+        usage="fsdp-tui run [options] SCRIPT|-m MODULE [arguments]",
+    )
+    _add_launch_options(run, demo_options=False)
+    sweep = commands.add_parser(
+        "sweep",
+        help="the same training under several strategies, then compare them",
+        usage="fsdp-tui sweep [options] [SCRIPT|-m MODULE [arguments]]",
+    )
+    sweep.add_argument("--strategies", metavar="S,S,...", help="which, separated by commas (default: the usual seven)")
+    _add_launch_options(sweep, demo_options=True, sweep=True)
+
+    attach = commands.add_parser("attach", help="dashboard on a live or recorded run")
+    attach.add_argument(
+        "run", metavar="RUN", nargs="?", default="last", help="id, prefix, name, last or a run.json (default: last)"
+    )
+    attach.add_argument("--once", action="store_true", help="print the Run screen once, as text of COLUMNS x LINES")
+
+    _read_command(commands, "runs", "live and recorded runs", run=False)
+    _read_command(commands, "show", "one run in full")
+    watch = _read_command(commands, "watch", "a line per step, until the run ends")
+    watch.add_argument("--from-start", action="store_true", help="begin with the steps that are already recorded")
+    logs = commands.add_parser("logs", help="what the ranks printed")
+    logs.add_argument("run", metavar="RUN")
+    logs.add_argument("--rank", type=int, help="this rank only (default: rank 0; launcher's words with --rank -1)")
+    logs.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
+    for word, help_text in (
+        ("stop", "stop all ranks at one step, then SIGTERM, then SIGKILL; returns when the run has ended"),
+        ("pause", "hold all ranks at one step"),
+        ("resume", "let a paused run go on"),
+    ):
+        _read_command(commands, word, help_text)
+    compare = _read_command(commands, "compare", "two or more runs side by side", run=False)
+    compare.add_argument("runs", metavar="RUN", nargs="+")
+    remove = commands.add_parser("rm", help="delete recorded runs")
+    remove.add_argument("runs", metavar="RUN", nargs="+")
+    prune = commands.add_parser("prune", help="delete old recorded runs")
+    prune.add_argument("--keep", type=int, default=20, metavar="N", help="how many of the newest to keep (default 20)")
+    prune.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    return parser
+
+
+def _read_command(commands: Any, name: str, help_text: str, *, run: bool = True) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help_text)
+    if run:
+        parser.add_argument("run", metavar="RUN", help="id, unique prefix, name (the newest of it) or last")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout")
+    return parser
+
+
+def _add_launch_options(parser: argparse.ArgumentParser, *, demo_options: bool, sweep: bool = False) -> None:
+    for option in OPTIONS:
+        if (option.demo_only and not demo_options) or (sweep and option.field == "strategy"):
+            continue
+        if option.kind is bool:
+            parser.add_argument(option.flag, dest=option.field, action="store_true", default=None, help=option.help)
+            continue
+        default = getattr(LaunchSpec(), option.field)
+        shown = f" (default {default})" if default is not None and "default" not in option.help else ""
+        parser.add_argument(
+            option.flag,
+            dest=option.field,
+            type=option.kind,
+            metavar="|".join(option.choices) if option.choices else option.field.upper(),
+            help=(option.help + shown).replace("%", "%%"),
+        )
+    parser.add_argument("--headless", action="store_true", help="no dashboard: progress lines and a summary")
+    parser.add_argument("--json", action="store_true", help="headless, with one JSON document on stdout at the end")
+
+
+def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits the words after `run` or `sweep` into ours and the script's: the first that is no option of ours begins it."""
+    with_value = {option.flag for option in OPTIONS if option.kind is not bool} | {"--strategies"}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word == "-m" or not word.startswith("-"):
+            break
+        if word == "--":
+            return list(words[:at]), list(words[at + 1 :])
+        at += 2 if word in with_value else 1
+    return list(words[:at]), list(words[at:])
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parses a whole command line; `script_words` of the result are the script and its arguments."""
+    words = list(argv)
+    script: list[str] = []
+    if words[:1] in (["run"], ["sweep"]):
+        ours, script = split_script(words[1:])
+        words = [words[0], *ours]
+    parsed = build_parser().parse_args(words)
+    parsed.script_words = script
+    return parsed
+
+
+def spec_from(parsed: argparse.Namespace) -> LaunchSpec:
+    """The launch that the options ask for."""
+    given = {
+        option.field: getattr(parsed, option.field)
+        for option in OPTIONS
+        if getattr(parsed, option.field, None) is not None
+    }
+    script = parsed.script_words
+    if parsed.command == "demo" or (parsed.command == "sweep" and not script):
+        return LaunchSpec(target="demo", **given)
+    module = script[:1] == ["-m"]
+    rest = script[1:] if module else script
+    return LaunchSpec(
+        target="module" if module else "script",
+        script=rest[0] if rest else None,
+        args=tuple(rest[1:]),
+        directory=os.getcwd(),
+        **given,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `fsdp-tui`; returns the exit code."""
+    parsed = parse(sys.argv[1:] if argv is None else argv)
+    from fsdp_tui.tui import commands
+
+    try:
+        return commands.execute(parsed)
+    except commands.CommandError as error:
+        print(f"fsdp-tui: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output went away, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""What the headless commands print for people: summaries and tables as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdp_tui.telemetry.messages import CATEGORIES, PHASES
+from fsdp_tui.telemetry.report import METRICS, compare, last_loss
+from fsdp_tui.telemetry.view import RankView, RunView, category, model_states, total
+from fsdp_tui.tui import format as fmt
+
+MARKS = {"ok": "✓", "note": "·", "warn": "!", "bad": "✗"}
+LABELS = {
+    "model_states": "model states per rank",
+    "peak": "peak per rank",
+    "all_gather": "all-gather per step",
+    "reduce_scatter": "reduce-scatter per step",
+    "all_reduce": "all-reduce per step",
+    "step_time": "step time",
+    "exposed_communication": "exposed communication",
+    "tokens_per_s": "tokens/s",
+    "loss": "last loss",
+}
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Aligned columns: the first `left` to the left, the others to the right."""
+    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+    lines = []
+    for row in (header, *rows):
+        cells = [
+            cell.ljust(w) if at < left else cell.rjust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def progress(run: RunView) -> str:
+    """One line about a run as it goes."""
+    planned = run.launched.steps if run.launched else None
+    steps = f"step {run.steps:,}" + (f"/{planned:,}" if planned else "")
+    peak = max((peak for rank in run.ranks if (peak := total(rank.peak)) is not None), default=None)
+    return "  ".join(
+        (
+            steps,
+            f"loss {fmt.number(last_loss(run))}",
+            f"{fmt.rate(run.tokens_per_s)} tokens/s",
+            f"step {fmt.duration(run.step_median_ns)}",
+            f"peak {fmt.size(peak)}",
+        )
+    )
+
+
+def ending(run: RunView) -> str:
+    """How a run ended, in a line."""
+    ended = run.ended
+    if ended is None:
+        return run.state
+    words = [ended.state]
+    if ended.stop_rung:
+        words.append(
+            {"agreed": "by agreement of all ranks", "sigterm": "by SIGTERM", "sigkill": "by SIGKILL"}[ended.stop_rung]
+        )
+    words.append(f"after {run.steps:,} steps")
+    if ended.failed_rank is not None:
+        code = ended.exit_codes.get(str(ended.failed_rank))
+        words.append(f"(rank {ended.failed_rank}" + (f", exit code {code})" if code is not None else ")"))
+    if ended.reason:
+        words.append(f"· {ended.reason}")
+    return " ".join(words)
+
+
+def summary(run: RunView) -> str:
+    """Everything a person asks of one run, as text."""
+    name = run.name or "run"
+    identity = f"{name}  {run.launched.run_id}" if run.launched else name
+    strategy = run.effective or run.requested
+    if run.requested and run.effective and run.requested != run.effective:
+        strategy = f"{run.effective} (asked for: {run.requested})"
+    lines = [
+        identity,
+        f"{ending(run)}  ·  {strategy}  ·  {run.world_size} ranks  ·  {fmt.count(run.params or None)} parameters",
+    ]
+    lines += [progress(run), ""]
+    if run.ranks:
+        lines += [memory_table(run.ranks), ""]
+    known = [(name, ns) for name, ns in zip(PHASES, run.phases_ns, strict=False) if ns is not None]
+    if known:
+        lines += ["step phases  " + "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in known), ""]
+    if run.units:
+        lines += [unit_table(run), ""]
+    lines += [f"{MARKS[v.severity]} {v.what}" + (f": {v.reason}" if v.reason else "") for v in run.verdicts]
+    lines += [f"· {probe}: {said}" for probe, said in run.probes.items() if said != "ok"]
+    if run.ended and run.ended.state == "failed" and run.ended.log_tail:
+        lines += ["", "last lines of its log:", *(f"  {line}" for line in run.ended.log_tail)]
+    lines.append(
+        f"telemetry: {fmt.duration(run.overhead_ns)} per step on the training thread, {run.dropped} dropped, "
+        f"{run.bad_records} bad records"
+    )
+    return "\n".join(lines)
+
+
+def memory_table(ranks: Sequence[RankView]) -> str:
+    """Bytes per category when the optimizer has stepped, and the total at the peak, a row per rank."""
+    shown = [name for name in CATEGORIES if any(category(rank.memory, name) for rank in ranks)]
+    columns = [[category(rank.memory, name) for rank in ranks] for name in shown]
+    columns += [[total(rank.memory) for rank in ranks], [total(rank.peak) for rank in ranks]]
+    unit = fmt.scale_for([value for column in columns for value in column])
+    header = [f"rank ({unit.name})", *shown, "total", "peak"]
+    cells = [fmt.column(column, unit, title=title) for column, title in zip(columns, header[1:], strict=True)]
+    return table(header, [[str(rank.rank), *(column[at] for column in cells)] for at, rank in enumerate(ranks)])
+
+
+def unit_table(run: RunView) -> str:
+    """Collectives per unit: calls and bytes per step, time per call."""
+    rows = []
+    for unit in run.units:
+        gather, reduce, replicate = unit.all_gather.step, unit.reduce_scatter.step, unit.all_reduce.step
+        rows.append(
+            [
+                unit.name,
+                fmt.count(unit.params),
+                fmt.size(unit.shard_bytes),
+                f"{gather.per_step:g} × {fmt.duration(gather.median_ns)}",
+                fmt.size(gather.bytes),
+                f"{reduce.per_step:g} × {fmt.duration(reduce.median_ns)}",
+                fmt.size(reduce.bytes),
+                f"{replicate.per_step:g} × {fmt.duration(replicate.median_ns)}",
+            ]
+        )
+    header = ["unit", "parameters", "shard", "all-gather", "bytes", "reduce-scatter", "bytes", "all-reduce"]
+    if not any(unit.all_reduce.step.per_step for unit in run.units):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    return table(header, rows)
+
+
+def comparison(runs: Sequence[RunView]) -> str:
+    """Runs side by side as columns, the best of each row marked, and whether their losses agree."""
+    document = compare(runs)
+    header = ["", *(column_name(run) for run in runs)]
+    rows = []
+    kinds = {name: unit for name, unit, _, _ in METRICS}
+    for row in document["rows"]:
+        cells = [amount(value, kinds[row["metric"]]) for value in row["values"]]
+        best = row["best"]
+        rows.append(
+            [LABELS[row["metric"]], *(f"{cell} *" if at == best else f"{cell}  " for at, cell in enumerate(cells))]
+        )
+    lines = [
+        table(header, rows),
+        "",
+        "* best of its row; memory of the fullest rank, times and bytes per step and rank",
+    ]
+    lines += share_lines(runs)
+    verdict = document["equivalence"]
+    if verdict["agrees"] is not None:
+        mark, word = ("✓", "agree") if verdict["agrees"] else ("✗", "differ")
+        lines.append(
+            f"{mark} losses {word}: largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)} over"
+            f" {verdict['steps_compared']} steps (tolerance {verdict['tolerance']:g})"
+        )
+    for key, values in document["differences"].items():
+        if key != "nproc":
+            lines.append(
+                f"! {key} differs: " + ", ".join(fmt.UNKNOWN if value is None else str(value) for value in values)
+            )
+    return "\n".join(lines)
+
+
+def share_lines(runs: Sequence[RunView]) -> list[str]:
+    """What part of the unsharded model states each sharded run keeps per rank, against an unsharded run among them."""
+
+    def states(run: RunView) -> int | None:
+        known = [held for rank in run.ranks if (held := model_states(rank.memory)) is not None]
+        return max(known) if known and len(known) == len(run.ranks) else None
+
+    whole = next((states(run) for run in runs if run.effective in ("single", "ddp")), None)
+    if not whole:
+        return []
+    lines = []
+    for run in runs:
+        held = states(run)
+        if held and run.effective not in ("single", "ddp"):
+            lines.append(
+                f"{column_name(run)} keeps 1/{whole / held:.2f} of the unsharded model states per rank ({run.world_size} ranks)"
+            )
+    return lines
+
+
+def column_name(run: RunView) -> str:
+    """A run's strategy; its name too when that says more."""
+    strategy = run.effective or run.requested or "–"
+    return strategy if run.name in ("", strategy) or run.name.endswith(strategy) else f"{run.name} ({strategy})"
+
+
+def amount(value: int | float | None, unit: str) -> str:
+    if unit == "bytes":
+        return fmt.size(value)
+    if unit == "ns":
+        return fmt.duration(value)
+    return fmt.rate(value) if unit == "tokens/s" else fmt.number(value)
