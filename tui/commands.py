@@ -1,0 +1,476 @@
+"""The headless commands: everything the dashboard does, for scripts and CI.
+
+Results go to stdout, progress and messages to stderr, so that `--json` is exactly one document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fsdp_tui.telemetry.client import RunClient, open_run
+from fsdp_tui.telemetry.launch import LaunchSpec, StartError, problems, start
+from fsdp_tui.telemetry.machine import this_machine
+from fsdp_tui.telemetry.messages import ENDED
+from fsdp_tui.telemetry.report import compare, show
+from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve
+from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
+from fsdp_tui.telemetry.view import RunView
+from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui import tables
+from fsdp_tui.tui.cli import spec_from
+
+HEADLESS_STEPS = 50
+SUCCESS = frozenset({"finished", "stopped"})
+REPORT_EVERY_S = 2.0
+"""Between progress lines where there is no terminal."""
+COMMAND_PATIENCE_S = 60.0
+"""For pause and resume: a step may take long."""
+
+
+class CommandError(Exception):
+    """One line for stderr, and the exit code: 1 could not do it, 2 usage."""
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+def execute(parsed: argparse.Namespace) -> int:
+    """Runs one parsed command line and returns its exit code.
+
+    Raises:
+        CommandError: with the line to print.
+    """
+    try:
+        return COMMANDS[parsed.command](parsed)
+    except RunError as error:
+        raise CommandError(str(error)) from None
+
+
+# Launching
+
+
+def _launch(parsed: argparse.Namespace) -> int:
+    spec = checked(spec_from(parsed))
+    if not (parsed.headless or parsed.json) and sys.stdin.isatty() and sys.stdout.isatty():
+        from fsdp_tui.tui.app import run_app
+
+        run_id, _ = _start(spec, bound=False)
+        return run_app(open_on=run_id, own=run_id)
+    if spec.steps is None:
+        spec = msgspec.structs.replace(spec, steps=HEADLESS_STEPS)
+    run = train(spec)
+    print(json.dumps(show(run)) if parsed.json else tables.summary(run))
+    return 0 if run.state in SUCCESS else 1
+
+
+def checked(spec: LaunchSpec) -> LaunchSpec:
+    """The same launch when nothing is wrong with it.
+
+    Raises:
+        CommandError: with the first problem and how many more there are.
+    """
+    found = problems(spec, this_machine())
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise CommandError(found[0].text + more, exit_code=2)
+    return spec
+
+
+def _start(spec: LaunchSpec, *, bound: bool) -> tuple[str, subprocess.Popen[bytes]]:
+    try:
+        return start(spec, bound=bound)
+    except StartError as error:
+        raise CommandError(str(error)) from None
+
+
+def train(spec: LaunchSpec, prefix: str = "") -> RunView:
+    """Launches, shows progress on stderr, and returns the run's last picture when its recording is complete.
+
+    Ctrl-C asks all ranks to stop at one step; a second one sends SIGTERM, a third SIGKILL.
+    """
+    run_id, launcher = _start(spec, bound=True)
+    line = ProgressLine(prefix)
+    interrupts = 0
+    with open_run(run_id) as client:
+        line.say(f"run {run_id} · {spec.strategy} · logs in {client.entry.paths.logs}")
+        while launcher.poll() is None:
+            try:
+                if client.poll(200):
+                    line.show(client.view())
+            except KeyboardInterrupt:
+                interrupts += 1
+                _interrupt(interrupts, client, launcher, line)
+        line.show(client.view(), last=True)
+    try:
+        with open_run(run_id) as recorded:
+            return recorded.view()
+    finally:
+        line.end()
+
+
+def _interrupt(times: int, client: RunClient, launcher: subprocess.Popen[bytes], line: ProgressLine) -> None:
+    if times == 1:
+        line.say("stopping all ranks at the next step they agree on (again: SIGTERM)")
+        client.command("stop")
+    elif times == 2:
+        line.say("sending SIGTERM (again: SIGKILL)")
+        launcher.send_signal(signal.SIGTERM)
+    else:
+        line.say("sending SIGKILL")
+        launcher.kill()
+
+
+class ProgressLine:
+    """Progress on stderr: one line that rewrites itself on a terminal, else a line now and then."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._terminal = sys.stderr.isatty()
+        self._next = 0.0
+        self._open = False
+        self._steps = -1
+
+    def show(self, run: RunView, *, last: bool = False) -> None:
+        now = time.monotonic()
+        if (not last and now < self._next) or run.steps == self._steps:
+            return
+        self._steps = run.steps
+        self._next = now + (0.25 if self._terminal else REPORT_EVERY_S)
+        text = self._prefix + tables.progress(run)
+        if self._terminal:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+            sys.stderr.write("\r\x1b[K" + text[: max(1, width - 1)])
+            self._open = True
+        else:
+            sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def say(self, text: str) -> None:
+        self.end()
+        print(self._prefix + text, file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._open:
+            sys.stderr.write("\n")
+            self._open = False
+
+
+# Sweeping
+
+
+@dataclass
+class _Trial:
+    """One strategy of a sweep: its run, or why there is none."""
+
+    strategy: str
+    run: RunView | None = None
+    reason: str = ""
+
+    @property
+    def worked(self) -> bool:
+        return self.run is not None and self.run.state in SUCCESS
+
+
+def _sweep(parsed: argparse.Namespace) -> int:
+    spec = spec_from(parsed)
+    try:
+        strategies = parse_strategies(parsed.strategies if parsed.strategies is not None else ",".join(SWEEP))
+    except StrategyError as error:
+        raise CommandError(str(error), exit_code=2) from None
+    base = spec.name or "sweep"
+    trials = []
+    machine = this_machine()
+    ranks = spec.nproc if spec.nproc is not None else machine.default_ranks
+    for strategy in strategies:
+        one = msgspec.structs.replace(
+            spec,
+            strategy=strategy.text,
+            name=f"{base} {strategy.text}",
+            # `single` is the unsharded yardstick: the same global batch in one process.
+            nproc=1 if strategy.api == "single" and ranks > 0 else ranks,
+            steps=spec.steps or HEADLESS_STEPS,
+        )
+        trials.append((strategy.text, one, problems(one, machine)))
+    sound = [one for _, one, found in trials if not found]
+    if not sound:
+        raise CommandError(trials[0][2][0].text, exit_code=2)
+    results: list[_Trial] = []
+    try:
+        for at, (text, one, found) in enumerate(trials, 1):
+            prefix = f"[{at}/{len(trials)}] {text}  "
+            if found:
+                results.append(_Trial(text, reason=found[0].text))
+                print(prefix + found[0].text, file=sys.stderr)
+                continue
+            try:
+                run = train(one, prefix)
+            except CommandError as error:
+                results.append(_Trial(text, reason=str(error)))
+                continue
+            results.append(_Trial(text, run, "" if run.state in SUCCESS else tables.ending(run)))
+            if run.ended is not None and run.state == "stopped" and run.steps < (one.steps or 0):
+                break  # Ctrl-C means the sweep, not this strategy alone
+    except KeyboardInterrupt:
+        print("sweep stopped", file=sys.stderr)
+    worked = [trial.run for trial in results if trial.worked and trial.run is not None]
+    failed = [{"strategy": trial.strategy, "reason": trial.reason} for trial in results if not trial.worked]
+    if parsed.json:
+        print(
+            json.dumps({**compare(worked), "failed": failed} if worked else {"runs": [], "rows": [], "failed": failed})
+        )
+    else:
+        if worked:
+            print(tables.comparison(worked))
+        for failure in failed:
+            print(f"✗ {failure['strategy']}: {failure['reason']}")
+    return 0 if len(worked) == len(trials) else 1
+
+
+# Reading
+
+
+@contextmanager
+def _opened(ref: str) -> Iterator[RunClient]:
+    entry = resolve(ref)
+    with open_run(entry) as client:
+        yield client
+
+
+def _runs(parsed: argparse.Namespace) -> int:
+    entries = list_runs()
+    if parsed.json:
+        print(json.dumps([_entry(entry) for entry in entries]))
+    elif not entries:
+        print("no runs yet: fsdp-tui demo starts one", file=sys.stderr)
+    else:
+        now = time.time_ns()
+        rows = [
+            [
+                entry.id,
+                entry.name,
+                entry.state,
+                entry.effective or entry.strategy,
+                str(entry.world_size or fmt.UNKNOWN),
+                fmt.count(entry.steps),
+                fmt.number(entry.loss),
+                f"{fmt.duration(now - entry.created_ns)} ago",
+                entry.problem,
+            ]
+            for entry in entries
+        ]
+        print(tables.table(["id", "name", "state", "strategy", "ranks", "steps", "loss", "started", ""], rows, left=4))
+    return 0
+
+
+def _entry(entry: RunEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "name": entry.name,
+        "state": entry.state,
+        "live": entry.live,
+        "created_ns": entry.created_ns,
+        "ended_ns": entry.ended_ns,
+        "strategy": {"requested": entry.strategy or None, "effective": entry.effective or None},
+        "world_size": entry.world_size or None,
+        "steps": entry.steps,
+        "planned_steps": entry.planned_steps,
+        "loss": entry.loss,
+        "problem": entry.problem,
+    }
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    with _opened(parsed.run) as client:
+        run = client.view()
+    print(json.dumps(show(run)) if parsed.json else tables.summary(run))
+    return 0
+
+
+def _watch(parsed: argparse.Namespace) -> int:
+    with _opened(parsed.run) as client:
+        printed = 0 if parsed.from_start or not client.live else client.view().steps
+        while True:
+            run = client.view()
+            printed = _print_steps(run, printed, as_json=parsed.json)
+            if run.state in ENDED or not client.live:
+                break
+            client.poll(500)
+        run = client.view()
+        _print_steps(run, printed, as_json=parsed.json)
+        if not parsed.json:
+            print(tables.ending(run))
+    return 0
+
+
+def _print_steps(run: RunView, printed: int, *, as_json: bool) -> int:
+    """Prints the steps after `printed` that all ranks have finished; returns the last one printed."""
+    series = run.series
+    first, last = np.searchsorted(series.steps, [printed, run.steps], side="right").tolist()
+    for at in range(first, last):
+        step, loss = int(series.steps[at]), float(series.loss[at])
+        step_ns, rate = float(series.step_ns[at]), float(series.tokens_per_s[at])
+        if as_json:
+            record = {
+                "step": step,
+                "loss": loss if np.isfinite(loss) else None,
+                "step_ns": int(step_ns),
+                "tokens_per_s": rate if np.isfinite(rate) else None,
+            }
+            print(json.dumps(record), flush=True)
+        else:
+            print(
+                f"step {step:,}  loss {fmt.number(loss)}  step {fmt.duration(step_ns)}  {fmt.rate(rate)} tokens/s",
+                flush=True,
+            )
+    return max(printed, run.steps)
+
+
+def _logs(parsed: argparse.Namespace) -> int:
+    entry = resolve(parsed.run)
+    rank = parsed.rank if parsed.rank is not None else 0
+    path = entry.paths.launcher_log if rank == -1 else entry.paths.log(rank)
+    if not path.exists() and not (parsed.follow and entry.live):
+        kept = sorted(entry.paths.logs.glob("*.log")) if entry.paths.logs.is_dir() else []
+        found = ", ".join(log.stem for log in kept) or "none"
+        raise CommandError(f"run {entry.id} has no log of rank {rank} (logs kept: {found})")
+    from fsdp_tui.telemetry.client import follow_log
+
+    for chunk in follow_log(entry, rank, follow=parsed.follow):
+        sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def _stop(parsed: argparse.Namespace) -> int:
+    with _opened(parsed.run) as client:
+        _require_live(client, "stop")
+        client.command("stop")
+        while client.live or client.view().state not in ENDED:
+            client.poll(200)
+            if not client.live:
+                break
+    with _opened(client.entry.id) as recorded:
+        run = recorded.view()
+    if parsed.json:
+        print(json.dumps(show(run)))
+    else:
+        print(f"{client.entry.id} {tables.ending(run)}")
+    return 0 if run.state in ENDED else 1
+
+
+def _hold(parsed: argparse.Namespace) -> int:
+    wanted = "paused" if parsed.command == "pause" else "running"
+    with _opened(parsed.run) as client:
+        _require_live(client, parsed.command)
+        client.command(parsed.command)
+        until = time.monotonic() + COMMAND_PATIENCE_S
+        while client.view().state != wanted:
+            if not client.live or client.view().state in ENDED:
+                raise CommandError(
+                    f"run {client.entry.id} ended before it could {parsed.command}: {tables.ending(client.view())}"
+                )
+            if time.monotonic() > until:
+                raise CommandError(
+                    f"run {client.entry.id} is not {wanted} after {COMMAND_PATIENCE_S:.0f} s: no step boundary was reached"
+                )
+            client.poll(100)
+        run = client.view()
+    print(json.dumps(show(run)) if parsed.json else f"{client.entry.id} {run.state} at step {run.steps:,}")
+    return 0
+
+
+def _require_live(client: RunClient, word: str) -> None:
+    if not client.live:
+        raise CommandError(f"run {client.entry.id} is not live ({client.view().state}): nothing to {word}")
+
+
+def _compare(parsed: argparse.Namespace) -> int:
+    if len(parsed.runs) < 2:
+        raise CommandError("compare needs two runs or more", exit_code=2)
+    runs = []
+    for ref in parsed.runs:
+        with _opened(ref) as client:
+            runs.append(client.view())
+    print(json.dumps(compare(runs)) if parsed.json else tables.comparison(runs))
+    return 0
+
+
+def _rm(parsed: argparse.Namespace) -> int:
+    entries = [resolve(ref) for ref in parsed.runs]
+    for entry in entries:
+        remove(entry)
+        print(f"deleted {entry.id}", file=sys.stderr)
+    return 0
+
+
+def _prune(parsed: argparse.Namespace) -> int:
+    if parsed.keep < 0:
+        raise CommandError(f"--keep {parsed.keep}: expected 0 or more", exit_code=2)
+    old = [entry for entry in list_runs() if not entry.live][parsed.keep :]
+    if not old:
+        print("nothing to delete", file=sys.stderr)
+        return 0
+    if not parsed.yes:
+        if not sys.stdin.isatty():
+            raise CommandError(f"would delete {len(old)} runs: say --yes")
+        print(f"delete {len(old)} runs, {old[-1].id} to {old[0].id}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return 1
+    for entry in old:
+        remove(entry)
+    print(f"deleted {len(old)} runs", file=sys.stderr)
+    return 0
+
+
+def _attach(parsed: argparse.Namespace) -> int:
+    entry = resolve(parsed.run)
+    if parsed.once:
+        from fsdp_tui.tui.once import print_once
+
+        return print_once(entry)
+    return _dashboard(entry.id)
+
+
+def _dashboard(open_on: str | None = None) -> int:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise CommandError(
+            "the dashboard needs a terminal; without one: fsdp-tui runs, show, watch, or demo --headless"
+        )
+    from fsdp_tui.tui.app import run_app
+
+    return run_app(open_on=open_on)
+
+
+COMMANDS: dict[str | None, Callable[[argparse.Namespace], int]] = {
+    None: lambda _: _dashboard(),
+    "demo": _launch,
+    "run": _launch,
+    "sweep": _sweep,
+    "attach": _attach,
+    "runs": _runs,
+    "show": _show,
+    "watch": _watch,
+    "logs": _logs,
+    "stop": _stop,
+    "pause": _hold,
+    "resume": _hold,
+    "compare": _compare,
+    "rm": _rm,
+    "prune": _prune,
+}
+
+__all__: Sequence[str] = ("CommandError", "execute", "train")
