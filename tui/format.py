@@ -134,6 +134,18 @@ def number(value: Value, digits: int = 4) -> str:
     return _sign(f"{value:,.{max(0, digits - max(whole, 1))}f}")
 
 
+def axis(values: Sequence[float]) -> list[str]:
+    """Labels of an axis: all with the fewest decimals that write every one of them exactly ("2.5", "5.0")."""
+    largest = max((abs(v) for v in values), default=0.0)
+    if largest >= 1e6 or 0 < largest < 1e-4:
+        return [number(v, 3) for v in values]
+    for decimals in range(7):
+        texts = [_sign(f"{v:,.{decimals}f}") for v in values]
+        if all(abs(v - round(v, decimals)) <= 1e-6 * largest for v in values):
+            break
+    return texts
+
+
 def age(ns: Value) -> str:
     """How old data is: "0.2 s old", "41 s old", "2:05 old"."""
     if ns is None or not math.isfinite(ns):

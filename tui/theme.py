@@ -72,7 +72,7 @@ STATE_MARKS: Final = {
 SERIES: Final = ("series-1", "series-2", "series-3", "series-4", "series-5", "series-6")
 """Roles of lines in one chart, in order."""
 HEAT_LEVELS: Final = 8
-HEAT_GLYPHS: Final = " ·░░▒▒▓█"
+HEAT_GLYPHS: Final = "··░░▒▒▓█"
 """Letters mode: one per level."""
 
 _DARK: Final = {

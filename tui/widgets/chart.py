@@ -57,6 +57,19 @@ def flow(pieces: Sequence[Row], width: int, *, gap: str = "  ") -> tuple[Row, in
     return row, len(pieces)
 
 
+def wrap(pieces: Sequence[Row], width: int, height: int, *, gap: str = "  ") -> tuple[list[Row], int]:
+    """Whole pieces in at most `height` rows of `width` cells, and how many pieces found no room."""
+    rows: list[Row] = []
+    rest = list(pieces)
+    while rest and len(rows) < height:
+        row, shown = flow(rest, width, gap=gap)
+        if not shown:
+            break
+        rows.append(crop(row, width))
+        rest = rest[shown:]
+    return rows, len(rest)
+
+
 class Chart(Widget):
     """A widget drawn from rows.
 
