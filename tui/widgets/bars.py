@@ -243,7 +243,7 @@ def layout_bars(bars: Bars, width: int, height: int) -> Layout:
     rest = room - header
     heat = 0 if rest < 3 else min(max(1, rest // 2), -(-n // max(1, width - label - 1)))
     lines = max(1, rest - (heat + 1 if heat else 1 if rest > 1 else 0))
-    ncols = max(1, (width + 2) // 62)
+    ncols = max(1, (width + 2) // 62) if height > 1 else 1
     cell, bar, columns = arrange(ncols, lines)
     worst = worst_first(bars)[: lines * ncols]
     return Layout(tuple(worst), ncols, lines, cell, label, bar, columns, 1, header, max(heat, 1), legend)

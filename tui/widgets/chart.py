@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -86,6 +87,7 @@ class Chart(Widget):
     _strips: list[Strip | None]
     _drawn_for: tuple[int, int, bool] = (0, 0, False)
     _palette: Palette | None = None
+    _styles: dict[Ink, Style]
 
     def draw(self, width: int, height: int, letters: bool) -> list[Row]:
         """At most `height` rows of `width` cells."""
@@ -112,16 +114,32 @@ class Chart(Widget):
         if self._rows is None or self._drawn_for != (width, height, letters_mode(self.app)):
             self._compute()
         if palette is not self._palette:
-            self._palette = palette
+            self._palette, self._styles = palette, {}
             self._strips = [None] * len(self._strips)
         if not self._rows or y >= len(self._rows):
-            return Strip.blank(width)
+            return Strip.blank(width, self._style(LABEL))
         strip = self._strips[y]
         if strip is None:
-            strip = Strip([Segment(text, palette[ink]) for text, ink in self._rows[y]])
+            strip = Strip([Segment(text, self._style(ink)) for text, ink in self._rows[y]])
             # Strip believes a length that it is told; measured and cut, nothing is painted over the neighbour.
-            strip = self._strips[y] = strip.adjust_cell_length(width)
+            strip = self._strips[y] = strip.adjust_cell_length(width, self._style(LABEL))
         return strip
+
+    def notify_style_update(self) -> None:
+        """Forget styles: the theme or the background (of a focused pane, say) may be another."""
+        super().notify_style_update()
+        self._palette = None
+
+    def _style(self, ink: Ink) -> Style:
+        style = self._styles.get(ink)
+        if style is None:
+            assert self._palette is not None
+            style = self._palette[ink]
+            if not ink.bg:
+                # Lines that a widget renders itself do not get its background from Textual.
+                style = Style(bgcolor=self.background_colors[1].rich_color) + style
+            self._styles[ink] = style
+        return style
 
     def _compute(self) -> None:
         width, height = self.size

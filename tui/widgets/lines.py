@@ -118,6 +118,8 @@ def ticks(low: float, high: float, most: int, *, log: bool = False) -> list[floa
             found = [t for t in found if low - 1e-12 <= t <= high + 1e-12]
             if 2 <= len(found) <= most:
                 return found
+        if high - low < 1:
+            return [math.log10(t) for t in ticks(10**low, 10**high, most) if t > 0]
     rough = (high - low) / max(1, most)
     power = 10.0 ** math.floor(math.log10(rough))
     for step in (power, 2 * power, 2.5 * power, 5 * power, 10 * power, 20 * power, 50 * power):

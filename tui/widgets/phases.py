@@ -64,7 +64,7 @@ def phase_bar(phases: Sequence[Phase], width: int, *, letters: bool = False) -> 
     for phase in phases:
         look = PHASE_LOOKS[phase.name]
         whole = max(0.0, phase.ns or 0)
-        gather, reduce = (min(whole, max(0.0, value or 0)) for value in (phase.gather_ns, phase.reduce_ns))
+        gather, reduce = (max(0.0, value or 0) for value in (phase.gather_ns, phase.reduce_ns))
         waiting = gather + reduce
         if waiting > whole:  # measured on other clocks: keep their ratio inside the phase
             gather, reduce = gather * whole / waiting, reduce * whole / waiting
