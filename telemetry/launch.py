@@ -6,14 +6,21 @@ drift apart. Starting a launch starts `fsdp_tui.runner.launch` as a process: not
 
 from __future__ import annotations
 
+import os
+import selectors
 import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from fsdp_tui.telemetry.machine import Machine
+from fsdp_tui.telemetry.machine import Machine, this_machine
+from fsdp_tui.telemetry.messages import PROTOCOL, Launched
+from fsdp_tui.telemetry.rundir import RunError, RunPaths, create_run, remove_alive, write_file
 from fsdp_tui.telemetry.strategy import DTYPES, StrategyError, misfits, parse_strategy, parse_wrap
 
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -227,3 +234,143 @@ def command_line(spec: LaunchSpec, *, headless: bool = False) -> list[str]:
 def command_text(spec: LaunchSpec, *, headless: bool = False) -> str:
     """`command_line` as one line for a shell."""
     return shlex.join(command_line(spec, headless=headless))
+
+
+# Starting
+
+
+class StartError(RunError):
+    """A launch that did not come up; the message is one line."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """`launch.json`: one launch with what was decided for it."""
+
+    proto: int = PROTOCOL
+    run_id: str
+    name: str
+    created_ns: int
+    nproc: int
+    spec: LaunchSpec
+
+
+class Started(NamedTuple):
+    """A run that is coming up. `process` is its launcher: it ends (0 finished or stopped, 1 failed) when the recording is
+    complete, and takes SIGINT or SIGTERM as a request to stop; a second one means at once."""
+
+    run_id: str
+    process: subprocess.Popen[bytes]
+
+
+def run_name(spec: LaunchSpec) -> str:
+    """The name of a run that was not given one."""
+    if spec.name:
+        return spec.name
+    if spec.target == "demo":
+        return f"{spec.model}-{spec.strategy}"
+    return Path(spec.script or "run").stem if spec.target == "script" else (spec.script or "run")
+
+
+def start(spec: LaunchSpec, *, bound: bool = False, timeout_s: float = 30.0) -> Started:
+    """Starts a launch that `problems` has found nothing wrong with; returns when its hub can be attached to.
+
+    Args:
+        bound: the run is stopped when the calling process is gone; otherwise it outlives it.
+
+    Raises:
+        HomeError: the run's directory cannot be made.
+        StartError: the launcher or the hub did not come up.
+    """
+    now_ns = time.time_ns()
+    paths = create_run(now_ns)
+    launch = Launch(
+        run_id=paths.id, name=run_name(spec), created_ns=now_ns, nproc=spec.ranks(this_machine()), spec=spec
+    )
+    write_file(paths.launch, msgspec.json.encode(launch))
+    ready, said = os.pipe()
+    # -P: a file of the working directory must not replace a module of ours.
+    command = [sys.executable, "-P", "-m", "fsdp_tui.runner.launch", paths.id, "--ready-fd", str(said)]
+    if bound:
+        command += ["--bound", str(os.getpid())]
+    try:
+        with open(paths.launcher_log, "ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(said,),
+                start_new_session=True,  # Ctrl-C in our terminal is ours to pass on
+            )
+        os.close(said)
+        said = -1
+        line = first_line(ready, timeout_s, "the launcher")
+    finally:
+        os.close(ready)
+        if said >= 0:
+            os.close(said)
+    if line == "ready":
+        return Started(paths.id, process)
+    process.terminate()
+    process.wait()
+    remove_alive(paths)
+    raise StartError(line.removeprefix("error: ") or f"the launcher ended at once: {_last_words(paths)}")
+
+
+def first_line(handle: int, timeout_s: float, who: str) -> str:
+    """What `who` writes to a pipe up to a newline or its end; "error: ..." when nothing comes in time."""
+    found = b""
+    deadline_s = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(handle, selectors.EVENT_READ)
+        while not found.endswith(b"\n"):
+            if not selector.select(max(0.0, deadline_s - time.monotonic())):
+                return f"error: {who} did not answer for {timeout_s:.0f} s"
+            part = os.read(handle, 4096)
+            if not part:
+                break
+            found += part
+    return found.decode(errors="replace").strip()
+
+
+def _last_words(paths: RunPaths) -> str:
+    try:
+        lines = paths.launcher_log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else f"it said nothing; see {paths.logs}"
+
+
+def read_launch(paths: RunPaths) -> Launch:
+    """Reads a run's launch.json.
+
+    Raises:
+        StartError: it is not there, or damaged.
+    """
+    try:
+        return msgspec.json.decode(paths.launch.read_bytes(), type=Launch)
+    except OSError as error:
+        raise StartError(f"cannot read {paths.launch}: {error.strerror}") from None
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise StartError(f"{paths.launch} is damaged: {' '.join(str(error).split())}") from None
+
+
+def launched_message(launch: Launch) -> Launched:
+    """The first message of the run that this launch makes."""
+    spec = launch.spec
+    shown = {
+        option.field: getattr(spec, option.field)
+        for option in OPTIONS
+        if option.field not in ("name", "nproc", "strategy", "steps")
+        and (spec.target == "demo" or not option.demo_only)
+    }
+    return Launched(
+        run_id=launch.run_id,
+        name=launch.name,
+        created_ns=launch.created_ns,
+        command=command_line(spec),
+        nproc=launch.nproc,
+        strategy=spec.strategy,
+        options={"target": spec.target, "script": spec.script, **shown},
+        steps=spec.steps,
+    )

@@ -1,0 +1,517 @@
+"""The launcher of one run: `python -m fsdp_tui.runner.launch RUN_ID [--bound PID]`. No torch in this process.
+
+It starts the hub and torchrun (`runner.agent`), replaces a hub that was killed, takes the ranks down in steps when they
+are to stop, and says how the run ended. It is the parent of everything that trains: when it is killed, the kernel kills
+the agent, and with it the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import zmq
+
+from fsdp_tui.runner.bootstrap import LOGS
+from fsdp_tui.telemetry import wire
+from fsdp_tui.telemetry.launch import OPTIONS, Launch, LaunchSpec, first_line, read_launch
+from fsdp_tui.telemetry.messages import Ack, BadMessage, Command, Ended, Event, Message, decode, encode
+from fsdp_tui.telemetry.rundir import RunError, RunPaths, paths_of, read_run_file
+
+RUNGS = ("agreed", "sigterm", "sigkill")
+AGREED_S = 30.0
+"""How long ranks that have acknowledged a stop may take to their next step boundary."""
+ANSWER_S = 3.0
+"""How long ranks may take to acknowledge a stop."""
+SIGTERM_S = 5.0
+ORPHAN_S = 1.5
+"""Each of the first two rungs, when the process that this launch is bound to is gone: all ranks must be too in five seconds."""
+FAILURE_S = 2.0
+"""What the other ranks get between torchrun's SIGTERM and our SIGKILL when one has failed."""
+AGENT_S = 3.0
+"""What torchrun gets to end when all its ranks have."""
+HUB_READY_S = 15.0
+RECORDED_S = 10.0
+HUB_TRIES_AT_END = 3
+LOG_TAIL_LINES = 20
+PATIENCE = "FSDP_TUI_STOP_PATIENCE"
+"""Seconds for the agreed stop and after SIGTERM, as "30,5"."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank's process as the agent reports it."""
+
+    pid: int
+    code: int | None = None
+    asked: bool = False
+    """Whether torchrun or we had sent it a signal before it ended."""
+
+
+class Hub:
+    """The hub's process, and the launcher's channel to it."""
+
+    def __init__(self, paths: RunPaths, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.paths = paths
+        self._context = context
+        self._process: subprocess.Popen[bytes] | None = None
+        self.channel: zmq.Socket[bytes] | None = None
+        self._next_try_s = 0.0
+
+    def start(self) -> str:
+        """Starts a hub and waits until it serves; returns "" or, in one line, why it does not."""
+        ready, said = os.pipe()
+        command = [sys.executable, "-P", "-m", "fsdp_tui.telemetry.hub", self.paths.id]
+        command += ["--launcher", str(os.getpid()), "--ready-fd", str(said)]
+        try:
+            with open(self.paths.launcher_log, "ab") as log:
+                # A session of its own: it must be there to say that the launcher was killed.
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(said,), start_new_session=True
+                )
+            os.close(said)
+            said = -1
+            line = first_line(ready, HUB_READY_S, "the hub")
+        except OSError as error:
+            return f"the hub cannot be started: {error}"
+        finally:
+            os.close(ready)
+            if said >= 0:
+                os.close(said)
+        if line != "ready":
+            self.stop()
+            return line.removeprefix("error: ") or "the hub ended at once"
+        if self.channel is None:
+            try:
+                address = read_run_file(self.paths.run_file).endpoints["ranks"]
+            except (RunError, KeyError) as error:
+                return str(error)
+            self.channel = wire.connect(self._context, zmq.DEALER, address, identity=wire.LAUNCHER, sndhwm=1000)
+        return ""
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def keep_alive(self) -> None:
+        """Starts a new hub when this one was killed; at most one try a second."""
+        if self.alive() or time.monotonic() < self._next_try_s:
+            return
+        trouble = self.start()
+        self._next_try_s = time.monotonic() + 1.0
+        if trouble:
+            _log(f"no hub: {trouble}")
+
+    def send(self, message: Message) -> None:
+        """To the hub, now or when there is one again."""
+        if self.channel is not None:
+            try:
+                self.channel.send(encode(message), zmq.NOBLOCK)
+            except zmq.Again:
+                _log("the hub does not read")
+
+    def receive(self) -> list[list[bytes]]:
+        """What the hub has sent since."""
+        found: list[list[bytes]] = []
+        while self.channel is not None:
+            try:
+                found.append(self.channel.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+        return found
+
+    def finish(self, ended: Ended) -> str:
+        """Has the run's end recorded; returns "" or, in one line, what is missing from the recording."""
+        for _ in range(HUB_TRIES_AT_END):
+            if not self.alive() and (trouble := self.start()):
+                _log(f"no hub: {trouble}")
+                continue
+            self.send(ended)
+            deadline_s = time.monotonic() + RECORDED_S
+            while time.monotonic() < deadline_s:
+                for frames in self.receive():
+                    if frames[0] == wire.RECORDED:
+                        self._wait(3.0)
+                        return frames[1].decode(errors="replace")
+                if not self.alive():
+                    break
+                if self.channel is not None:
+                    self.channel.poll(50)
+        return "the end of the run could not be recorded: no hub answers"
+
+    def _wait(self, timeout_s: float) -> None:
+        if self._process is None:
+            return
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Ends the hub without a word to it."""
+        if self._process is not None:
+            self._process.terminate()
+            self._wait(2.0)
+
+
+class Launcher:
+    """One run from its start to the word on how it ended."""
+
+    def __init__(self, launch: Launch, paths: RunPaths, bound_to: int | None) -> None:
+        self.launch = launch
+        self.paths = paths
+        self._bound_to = bound_to
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.hub = Hub(paths, self._context)
+        self.ranks: dict[int, Rank] = {}
+        self._deaths: list[int] = []
+        """Ranks in the order of their ends."""
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._report = -1
+        self._report_open = True
+        self._partial = b""
+        self._signals = 0
+        self._rung: int | None = None
+        self._rung_s = 0.0
+        self._acked_ranks: set[int] = set()
+        self._failed_before_stop = False
+        self._orphan = False
+        self._killing_s: float | None = None
+        told = os.environ.get(PATIENCE, "")
+        try:
+            self._agreed_s, self._sigterm_s = (float(part) for part in told.split(","))
+        except ValueError:
+            self._agreed_s, self._sigterm_s = AGREED_S, SIGTERM_S
+
+    def start(self) -> str:
+        """Brings up hub and torchrun; returns "" or, in one line, why the run did not start."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        if trouble := self.hub.start():
+            return trouble
+        report, said = os.pipe()
+        command = [sys.executable, "-P", "-m", "fsdp_tui.runner.agent"]
+        command += ["--nproc", str(self.launch.nproc), "--report-fd", str(said), "--parent", str(os.getpid()), "--"]
+        command += target(self.launch.spec)
+        try:
+            with open(self.paths.launcher_log, "ab") as log:
+                # From the main thread: the kernel's word to the agent is bound to the thread that started it.
+                self._agent = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(said,),
+                    cwd=self.launch.spec.directory,
+                    env=self._environment(),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            os.close(report)
+            return f"cannot start torchrun: {error}"
+        finally:
+            os.close(said)
+        os.set_blocking(report, False)
+        self._report = report
+        return ""
+
+    def _environment(self) -> dict[str, str]:
+        spec = self.launch.spec
+        env = dict(os.environ)
+        env[LOGS] = str(self.paths.logs)
+        env["FSDP_TUI_STRATEGY"] = spec.strategy
+        env["FSDP_TUI_SHARDING"] = msgspec.json.encode(spec.sharding).decode()
+        env["FSDP_TUI_TELEMETRY"] = spec.telemetry
+        env.pop("FSDP_TUI_RUN", None)
+        env.pop("FSDP_TUI_STEPS", None)
+        if spec.steps is not None:
+            env["FSDP_TUI_STEPS"] = str(spec.steps)
+        if spec.telemetry == "on":
+            env["FSDP_TUI_RUN"] = str(self.paths.run_file)
+        return env
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+
+    # While it runs
+
+    def supervise(self) -> Ended:
+        """Watches over the run until all its ranks have ended; returns how."""
+        poller = zmq.Poller()
+        poller.register(self._report, zmq.POLLIN)
+        if self.hub.channel is not None:
+            poller.register(self.hub.channel, zmq.POLLIN)
+        taken = 0
+        while not self._over():
+            ready = dict(poller.poll(100))
+            if self._report in ready and not self._read_report():
+                poller.unregister(self._report)
+            self._read_hub()
+            self.hub.keep_alive()
+            if self._bound_to is not None and not self._orphan and os.getppid() != self._bound_to:
+                self._orphan = True
+                self._climb("the process that started this run is gone")
+            while taken < self._signals:
+                taken += 1
+                self._climb("the launcher was asked to stop")
+            self._climb_in_time()
+            self._end_after_failure()
+        self._end_agent()
+        os.close(self._report)
+        return self._verdict()
+
+    def _over(self) -> bool:
+        if self._report_open:
+            return len(self.ranks) >= self.launch.nproc and all(rank.code is not None for rank in self.ranks.values())
+        return True
+
+    def _read_report(self) -> bool:
+        """Takes in the agent's lines; False when it has closed its end."""
+        try:
+            part = os.read(self._report, 65536)
+        except BlockingIOError:
+            return True
+        if not part:
+            self._report_open = False
+            return False
+        *lines, self._partial = (self._partial + part).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if "pid" in said:
+                self.ranks[said["rank"]] = Rank(said["pid"])
+                continue
+            rank = self.ranks[said["rank"]]
+            rank.code = said["code"]
+            rank.asked = said["asked"] or self._rung_reached("sigterm")
+            self._deaths.append(said["rank"])
+            if rank.code != 0 and not rank.asked and self._rung is None:
+                self._failed_before_stop = True
+        return True
+
+    def _read_hub(self) -> None:
+        for frames in self.hub.receive():
+            if frames[0] != wire.COMMAND or len(frames) != 2:
+                continue
+            try:
+                message = decode(frames[1])
+            except BadMessage:
+                continue
+            if isinstance(message, Ack):
+                self._acked_ranks.add(message.rank)
+            elif isinstance(message, Command) and message.kind == "stop":
+                self.hub.send(Ack(rank=0, id=message.id))
+                if self._rung is None:
+                    # The ranks have it from the hub.
+                    self._enter("agreed", "a viewer asked to stop")
+
+    # The ladder
+
+    def _rung_reached(self, rung: str) -> bool:
+        return self._rung is not None and self._rung >= RUNGS.index(rung)
+
+    def _enter(self, rung: str, why: str) -> None:
+        self._rung = RUNGS.index(rung)
+        self._rung_s = time.monotonic()
+        if rung == "agreed":
+            return
+        self._signal_ranks(signal.SIGTERM if rung == "sigterm" else signal.SIGKILL)
+        text = f"{rung.upper()} to all ranks: {why}"
+        self.hub.send(Event(at_ns=time.time_ns(), kind=f"stop_{rung}", severity="warn", text=text))
+
+    def _climb(self, why: str) -> None:
+        """The next rung of the ladder."""
+        if self._rung is None:
+            if self.launch.spec.telemetry == "on":
+                self.hub.send(Command(id=uuid.uuid4().hex, kind="stop"))
+                self._enter("agreed", why)
+            else:  # nobody in the ranks listens
+                self._enter("sigterm", why)
+        elif self._rung + 1 < len(RUNGS):
+            self._enter(RUNGS[self._rung + 1], why)
+
+    def _climb_in_time(self) -> None:
+        if self._rung is None:
+            return
+        waited_s = time.monotonic() - self._rung_s
+        if RUNGS[self._rung] == "agreed":
+            alive = {rank for rank, process in self.ranks.items() if process.code is None}
+            answered = bool(alive) and alive <= self._acked_ranks
+            if waited_s > (ORPHAN_S if self._orphan else min(ANSWER_S, self._agreed_s)) and not answered:
+                self._climb(f"no answer to the stop for {waited_s:.0f} s")
+            elif waited_s > (ORPHAN_S if self._orphan else self._agreed_s):
+                self._climb(f"no step boundary for {waited_s:.0f} s")
+        elif RUNGS[self._rung] == "sigterm" and waited_s > (ORPHAN_S if self._orphan else self._sigterm_s):
+            self._climb(f"still there {waited_s:.0f} s after SIGTERM")
+        elif RUNGS[self._rung] == "sigkill" and waited_s > 1.0:
+            # A rank may have come up meanwhile, and an agent without ranks must go too.
+            self._rung_s = time.monotonic()
+            self._signal_ranks(signal.SIGKILL)
+
+    def _signal_ranks(self, number: signal.Signals) -> None:
+        """To the process groups of all ranks; torchrun gives each its own. To torchrun itself while it has no ranks."""
+        alive = [rank for rank in self.ranks.values() if rank.code is None]
+        for rank in alive:
+            _kill_group(rank.pid, number)
+        if len(self.ranks) < self.launch.nproc and self._agent is not None:
+            _kill_group(self._agent.pid, number)
+
+    def _end_after_failure(self) -> None:
+        """One rank has failed: torchrun tells the others, but waits half a minute for those that do not listen."""
+        if not self._failed_before_stop:
+            return
+        if self._killing_s is None:
+            self._killing_s = time.monotonic() + FAILURE_S
+        elif time.monotonic() > self._killing_s:
+            self._killing_s = time.monotonic() + FAILURE_S
+            self._signal_ranks(signal.SIGKILL)
+
+    def _end_agent(self) -> None:
+        agent = self._agent
+        assert agent is not None
+        for rank in self.ranks.values():
+            # What a rank has started lives in its session; a dead agent leaves ranks to the kernel's signal.
+            _kill_group(rank.pid, signal.SIGKILL)
+        try:
+            agent.wait(AGENT_S)
+        except subprocess.TimeoutExpired:
+            agent.kill()
+            agent.wait()
+
+    # The end
+
+    def _verdict(self) -> Ended:
+        codes = {str(number): rank.code for number, rank in sorted(self.ranks.items()) if rank.code is not None}
+        failed = self._first_failure()
+        now_ns = time.time_ns()
+        if failed is not None:
+            code = self.ranks[failed].code or 0
+            tail = self._log_tail(failed)
+            return Ended(
+                state="failed",
+                ended_ns=now_ns,
+                exit_codes=codes,
+                stop_rung=RUNGS[self._rung] if self._rung is not None else None,
+                failed_rank=failed,
+                reason=_how(failed, code, tail),
+                log_tail=tail,
+            )
+        if self._rung is not None:
+            return Ended(state="stopped", ended_ns=now_ns, exit_codes=codes, stop_rung=RUNGS[self._rung])
+        if len(codes) < self.launch.nproc:
+            tail = _tail(self.paths.launcher_log)
+            code = self._agent.returncode if self._agent is not None else 0
+            what = "before its ranks did" if self.ranks else "before it started a rank"
+            reason = f"torchrun ended {what} ({_code(code)}): {tail[-1] if tail else 'it said nothing'}"
+            return Ended(state="failed", ended_ns=now_ns, exit_codes=codes, reason=reason, log_tail=tail)
+        return Ended(state="finished", ended_ns=now_ns, exit_codes=codes)
+
+    def _first_failure(self) -> int | None:
+        """The first rank that ended badly of itself; what happened to the others follows from it."""
+        for number in self._deaths:
+            rank = self.ranks[number]
+            if rank.code != 0 and not rank.asked:
+                return number
+        return None
+
+    def _log_tail(self, rank: int) -> list[str]:
+        # A rank that ends before it has its log has said why in the launcher's.
+        return _tail(self.paths.log(rank)) or _tail(self.paths.launcher_log)
+
+
+def target(spec: LaunchSpec) -> list[str]:
+    """What `fsdp_tui.runner` is to become in each rank."""
+    if spec.target == "script":
+        return [spec.script or "", *spec.args]
+    if spec.target == "module":
+        return ["-m", spec.script or "", *spec.args]
+    words = ["-m", "fsdp_tui.demo"]
+    for option in OPTIONS:
+        value = getattr(spec, option.field)
+        if not (option.demo_only or option.field in ("accumulate", "no_sync")) or value is None or value is False:
+            continue
+        words += [option.flag] if value is True else [option.flag, str(value)]
+    return [*words, *spec.args]
+
+
+def _how(rank: int, code: int, tail: list[str]) -> str:
+    said = next((line.strip() for line in reversed(tail) if line.strip()), "")
+    return f"rank {rank} {_code(code)}" + (f": {said[:300]}" if said and code > 0 else "")
+
+
+def _code(code: int) -> str:
+    if code >= 0:
+        return f"exited with {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a log."""
+    try:
+        with open(path, "rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - 16_384))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line[:2_000] for line in text.splitlines()[-LOG_TAIL_LINES:]]
+
+
+def _kill_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _log(text: str) -> None:
+    print(f"fsdp-tui launcher: {text}", file=sys.stderr, flush=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The launcher's process: 0 finished or stopped, 1 failed; it returns when the recording is complete."""
+    parser = argparse.ArgumentParser(prog="fsdp_tui.runner.launch")
+    parser.add_argument("run_id")
+    parser.add_argument("--bound", type=int, metavar="PID", help="stop the run when this process, our parent, is gone")
+    parser.add_argument("--ready-fd", type=int, help='gets "ready" when the hub serves, or "error: why"')
+    options = parser.parse_args(argv)
+    paths = paths_of(options.run_id)
+
+    def say(line: str) -> None:
+        if options.ready_fd is not None:
+            with contextlib.suppress(OSError):  # whoever started us is gone already
+                os.write(options.ready_fd, f"{line}\n".encode())
+            os.close(options.ready_fd)
+            options.ready_fd = None
+
+    try:
+        launcher = Launcher(read_launch(paths), paths, options.bound)
+    except RunError as error:
+        say(f"error: {error}")
+        _log(str(error))
+        return 1
+    if trouble := launcher.start():
+        say(f"error: {trouble}")
+        _log(trouble)
+        launcher.hub.stop()
+        return 1
+    say("ready")
+    ended = launcher.supervise()
+    if trouble := launcher.hub.finish(ended):
+        _log(trouble)
+    return 1 if ended.state == "failed" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

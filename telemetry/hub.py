@@ -1,0 +1,636 @@
+"""The hub: one process per run between its ranks and its viewers (`python -m fsdp_tui.telemetry.hub RUN_ID`).
+
+It outlives every viewer, and the ranks do not need it: if it is killed they go on, and the launcher starts another one on
+the same sockets, which takes up the recording where it ended. It ends within two seconds of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import zmq
+
+from fsdp_tui.telemetry import wire
+from fsdp_tui.telemetry.launch import StartError, launched_message, read_launch
+from fsdp_tui.telemetry.messages import (
+    ENDED,
+    Ack,
+    BadMessage,
+    Beat,
+    Comm,
+    Command,
+    Ended,
+    Event,
+    Gauge,
+    Hello,
+    Message,
+    Step,
+    decode,
+    encode,
+)
+from fsdp_tui.telemetry.recording import Recorder, RecordingError, last_message_ns, load_state
+from fsdp_tui.telemetry.rundir import (
+    VIEWER_SOCKETS,
+    HomeError,
+    ProcessId,
+    RunError,
+    RunFile,
+    RunPaths,
+    Summary,
+    endpoints_for,
+    hold_lock,
+    make_runtime,
+    paths_of,
+    remove_alive,
+    write_file,
+)
+from fsdp_tui.telemetry.state import RunState
+
+BATCH_S = 0.05
+COMMIT_S = 0.2
+CHECK_S = 0.5
+"""Between looks at who is still alive."""
+SUMMARY_S = 1.0
+RETRY_S = 2.0
+"""Between tries of a disk that could not be written."""
+SILENT_S = 3.0
+"""A rank that sent nothing for so long is looked for."""
+ORPHANED_S = 5.0
+"""How long ranks may outlive their launcher before the run is called lost all the same."""
+REPLY_S = 1.0
+DRAIN_S = 1.0
+LIVE_PER_BATCH = 100
+"""Samples per batch that viewers get in full: 2,000 per second. Above that they get a part, the same steps of every rank."""
+LINGER_MS = 500
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A command that waits for its ranks."""
+
+    client: bytes
+    command: Command
+    deadline_s: float
+    have: set[int] = field(default_factory=set)
+
+
+class Hub:
+    """One run's hub. `serve` returns when the run has ended and its recording is complete."""
+
+    def __init__(self, paths: RunPaths, launcher: ProcessId | None) -> None:
+        self.paths = paths
+        self.launcher = launcher
+        self.state = RunState()
+        self.epoch = secrets.token_bytes(8)
+        self.seq = 0
+        self.thinned = 0
+        self._batch: list[tuple[Message, bytes]] = []
+        self._recorder: Recorder | None = None
+        self._recording_trouble = ""
+        self._retry_s = 0.0
+        self._summary: Summary | None = None
+        self._replies: dict[str, wire.Reply] = {}
+        self._waiting: dict[str, _Pending] = {}
+        self._standing: dict[str, Command] = {}
+        self._acked: set[tuple[bytes, str]] = set()
+        self._heard_s: dict[int, float] = {}
+        self._gone: set[int] = set()
+        self._orphaned_s: float | None = None
+        self._done = False
+
+    # Start
+
+    def open(self) -> None:
+        """Takes the lock, the recording and the sockets, and tells the world where they are.
+
+        Raises:
+            RunError: another hub serves the run, or its directories cannot be used.
+        """
+        make_runtime()
+        self.paths.alive.mkdir(mode=0o700, exist_ok=True)
+        self._lock = hold_lock(self.paths)
+        self._take_up_recording()
+        endpoints = endpoints_for(self.paths)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._up = self._bind(zmq.PULL, endpoints["up"], maxmsgsize=wire.MESSAGE_MAX, rcvhwm=200)
+        self._ranks = self._bind(
+            zmq.ROUTER, endpoints["ranks"], maxmsgsize=wire.MESSAGE_MAX, router_handover=1, router_mandatory=1
+        )
+        self._pub = self._bind(zmq.XPUB, endpoints["pub"], sndhwm=400)
+        self._view = self._bind(zmq.ROUTER, endpoints["view"], maxmsgsize=wire.REQUEST_MAX, sndhwm=8)
+        self._control = self._bind(zmq.ROUTER, endpoints["control"], maxmsgsize=wire.REQUEST_MAX, sndhwm=100)
+        hub = ProcessId.of(os.getpid())
+        run_file = RunFile(
+            run_id=self.paths.id,
+            host=socket.gethostname(),
+            kept=str(self.paths.kept),
+            hub=hub,
+            launcher=self.launcher,
+            endpoints=endpoints,
+        )
+        viewer = {name: endpoints[name] for name in VIEWER_SOCKETS}
+        write_file(self.paths.run_file, msgspec.json.encode(run_file), mode=0o600)
+        write_file(
+            self.paths.view_file, msgspec.json.encode(msgspec.structs.replace(run_file, endpoints=viewer)), mode=0o600
+        )
+        self._write_summary()
+
+    def _bind(self, kind: int, address: str, **options: int) -> zmq.Socket[bytes]:
+        bound = self._context.socket(kind)
+        bound.setsockopt(zmq.LINGER, LINGER_MS)
+        for name, value in options.items():
+            bound.setsockopt(getattr(zmq, name.upper()), value)
+        bound.bind(address)
+        return bound
+
+    def _take_up_recording(self) -> None:
+        """Restores what an earlier hub recorded; the time without one becomes an event."""
+        recording = self.paths.recording
+        now_ns = time.time_ns()
+        last_ns = None
+        if recording.exists():
+            last_ns = last_message_ns(recording)
+            try:
+                self.state = load_state(recording)
+            except RecordingError as error:
+                self._event("recording_damaged", "bad", f"the record so far is lost: {error}")
+        self._open_recorder()
+        if self.state.launched is None:
+            try:
+                self._take(launched_message(read_launch(self.paths)))
+            except StartError as error:
+                self._event("launch_unknown", "warn", str(error))
+        elif last_ns is not None and self.state.ended is None:
+            gap_s = max(0.0, (now_ns - last_ns) / 1e9)
+            self._event(
+                "hub_gap",
+                "warn",
+                f"the hub was replaced: nothing was recorded for {gap_s:.1f} s; training was not affected",
+            )
+
+    def _open_recorder(self) -> None:
+        try:
+            self._recorder = Recorder(self.paths.recording)
+        except RecordingError as error:
+            if "damaged" in str(error):
+                # The damaged file stays as it is, for a person to look at; the run goes on in a new one.
+                aside = self.paths.recording.with_name(f"run.damaged-{time.time_ns()}.db")
+                try:
+                    self.paths.recording.rename(aside)
+                    for suffix in ("-wal", "-shm"):
+                        self.paths.recording.with_name(f"run.db{suffix}").unlink(missing_ok=True)
+                    self._recorder = Recorder(self.paths.recording)
+                except (OSError, RecordingError) as second:
+                    self._stop_recording(str(second))
+            else:
+                self._stop_recording(str(error))
+        if self._recorder is not None and self._recorder.notice:
+            self._event("recording_mode", "note", self._recorder.notice)
+
+    # The loop
+
+    def serve(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serves until the run is over."""
+        poller = zmq.Poller()
+        for served in (self._up, self._ranks, self._view, self._control, self._pub):
+            poller.register(served, zmq.POLLIN)
+        ready()
+        published_s = committed_s = checked_s = summed_s = time.monotonic()
+        while not self._done:
+            wait_s = BATCH_S if self._batch or self._waiting else min(COMMIT_S, CHECK_S)
+            events = dict(poller.poll(int(wait_s * 1000)))
+            if self._up in events:
+                self._drain_up()
+            if self._ranks in events:
+                self._drain_ranks()
+            if self._pub in events:  # subscriptions; nothing depends on them
+                self._drain(self._pub, lambda frames: None)
+            if self._view in events:
+                self._drain(self._view, self._answer_view)
+            if self._control in events:
+                self._drain(self._control, self._answer_control)
+            if self._done:
+                break
+            now_s = time.monotonic()
+            if now_s - published_s >= (BATCH_S if self._batch else wire.BEAT_S):
+                published_s = now_s
+                self._publish()
+            if now_s - committed_s >= COMMIT_S:
+                committed_s = now_s
+                self._commit()
+            if now_s - checked_s >= CHECK_S:
+                checked_s = now_s
+                self._check_alive(now_s)
+            if now_s - summed_s >= SUMMARY_S:
+                summed_s = now_s
+                self._write_summary()
+            self._settle_replies(now_s)
+        self._close()
+
+    def _drain(self, source: zmq.Socket[bytes], handle: Callable[[list[bytes]], None], limit: int = 1000) -> None:
+        for _ in range(limit):
+            if self._done:
+                return
+            try:
+                frames = source.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            handle(frames)
+
+    def _drain_up(self) -> int:
+        count = 0
+
+        def handle(frames: list[bytes]) -> None:
+            nonlocal count
+            count += 1
+            self._take_bytes(frames)
+
+        self._drain(self._up, handle)
+        return count
+
+    def _take_bytes(self, frames: list[bytes]) -> Message | None:
+        try:
+            if len(frames) != 1:
+                raise BadMessage(f"{len(frames)} frames")
+            message = decode(frames[0])
+        except BadMessage as error:
+            self._bad(str(error))
+            return None
+        self._take(message, frames[0])
+        return message
+
+    def _bad(self, why: str) -> None:
+        """Counts what cannot be read; the 1st, 10th, 100th ... is an event too."""
+        self.state.bad_records += 1
+        count = self.state.bad_records
+        if count == 10 ** (len(str(count)) - 1):
+            self._event("bad_records", "warn", f"bad records: {count} so far; the last one: {why[:200]}")
+
+    def _take(self, message: Message, body: bytes | None = None) -> None:
+        """The one way in: state, recording, viewers."""
+        body = encode(message) if body is None else body
+        self.state.apply(message)
+        if self._recorder is not None:
+            self._recorder.add(message, body, time.time_ns())
+        self._batch.append((message, body))
+        rank = getattr(message, "rank", None)
+        if isinstance(rank, int) and not isinstance(message, Event):
+            self._heard_s[rank] = time.monotonic()
+            if isinstance(message, Hello):
+                self._gone.discard(rank)
+
+    def _event(self, kind: str, severity: str, text: str, rank: int | None = None) -> None:
+        self._take(Event(at_ns=time.time_ns(), kind=kind, severity=severity, text=text, rank=rank))
+
+    # Viewers
+
+    def _publish(self) -> None:
+        """One batch. An empty one is the hub's heartbeat."""
+        batch, self._batch = self._batch, []
+        bodies = [body for _, body in batch]
+        if len(batch) > LIVE_PER_BATCH:
+            bodies = _thinned(batch, LIVE_PER_BATCH)
+            self.thinned += len(batch) - len(bodies)
+        self.seq += 1
+        # XPUB drops for a viewer that does not read; it sees the jump in seq and asks for a snapshot.
+        self._pub.send_multipart([self._header(), msgspec.msgpack.encode(bodies)], zmq.NOBLOCK)
+
+    def _header(self) -> bytes:
+        return wire.Header(self.epoch, self.seq, self.thinned).pack()
+
+    def _answer_view(self, frames: list[bytes]) -> None:
+        if len(frames) != 2 or frames[1] != wire.SNAPSHOT:
+            self._bad("a viewer's request is not a snapshot request")
+            return
+        # What is in the snapshot must not come again in a later batch.
+        if self._batch:
+            self._publish()
+        self._send(self._view, [frames[0], wire.SNAPSHOT, self._header(), self.state.dump()])
+
+    def _send(self, target: zmq.Socket[bytes], frames: list[bytes]) -> bool:
+        try:
+            target.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:  # the other side is gone, or does not read
+            return False
+        return True
+
+    # Commands
+
+    def _answer_control(self, frames: list[bytes]) -> None:
+        try:
+            if len(frames) != 3 or frames[1] != wire.COMMAND:
+                raise BadMessage("not a command")
+            command = decode(frames[2])
+            if not isinstance(command, Command):
+                raise BadMessage("not a command")
+        except BadMessage as error:
+            self._bad(f"a viewer's request is {error}")
+            return
+        client = frames[0]
+        if command.id in self._replies:  # asked again because the answer was late
+            self._reply(client, self._replies[command.id])
+        elif command.id in self._waiting:
+            self._waiting[command.id].client = client
+        elif command.kind not in ("stop", "pause", "resume"):
+            self._reply(client, wire.Reply(id=command.id, accepted=False, text=f"unknown command {command.kind!r}"))
+        elif self.state.state in ENDED:
+            self._reply(
+                client, wire.Reply(id=command.id, accepted=False, text=f"the run is {self.state.state} already")
+            )
+        elif command.kind != "stop" and not self._present():
+            text = "no rank is listening: it has not started yet, or runs without telemetry"
+            self._reply(client, wire.Reply(id=command.id, accepted=False, text=text))
+        else:
+            self._waiting[command.id] = _Pending(client, command, time.monotonic() + REPLY_S)
+            self._order(command)
+
+    def _order(self, command: Command) -> None:
+        """Gives a command to every rank, and stop also to the launcher, until they have it."""
+        if command.kind == "stop" and "stop" in self._standing:
+            command = self._standing["stop"]
+        else:
+            said = {"stop": "stop asked for", "pause": "pause asked for", "resume": "resume asked for"}
+            self._take(command)
+            self._event(f"{command.kind}_requested", "note", said[command.kind])
+        if command.kind == "resume":
+            self._standing.pop("pause", None)
+        if command.kind == "pause":
+            self._standing.pop("resume", None)
+        self._standing[command.kind] = command
+        for rank in self._present():
+            self._hand_over(wire.rank_identity(rank))
+        self._hand_over(wire.LAUNCHER)
+
+    def _hand_over(self, identity: bytes) -> None:
+        for command in self._standing.values():
+            if identity == wire.LAUNCHER and command.kind != "stop":
+                continue
+            if (identity, command.id) not in self._acked:
+                self._send(self._ranks, [identity, wire.COMMAND, encode(command)])
+
+    def _present(self) -> list[int]:
+        """Ranks that said hello and not yet goodbye."""
+        return [
+            rank
+            for rank, known in self.state.ranks.items()
+            if known.hello and not known.goodbye and rank not in self._gone
+        ]
+
+    def _drain_ranks(self) -> None:
+        self._drain(self._ranks, self._from_rank)
+
+    def _from_rank(self, frames: list[bytes]) -> None:
+        identity, *rest = frames
+        if rest == [wire.PING]:
+            self._send(self._ranks, [identity, wire.EPOCH, self.epoch])
+            self._hand_over(identity)
+            return
+        try:
+            message = decode(rest[0]) if len(rest) == 1 else None
+        except BadMessage:
+            message = None
+        match message:
+            case Ack():
+                self._acked.add((identity, message.id))
+                if identity == wire.LAUNCHER:
+                    return
+                for pending in self._waiting.values():
+                    standing = self._standing.get(pending.command.kind)
+                    if message.id == pending.command.id or (standing and standing.id == message.id):
+                        pending.have.add(message.rank)
+                self._take(message, rest[0])
+                if "stop" in self._standing and message.id == self._standing["stop"].id:
+                    self._send(self._ranks, [wire.LAUNCHER, wire.COMMAND, rest[0]])
+            case Command() if identity == wire.LAUNCHER:
+                self._acked.add((identity, message.id))
+                self._order(message)
+                self._acked.add((identity, self._standing[message.kind].id))
+            case Event() if identity == wire.LAUNCHER:
+                self._take(message, rest[0])
+            case Ended() if identity == wire.LAUNCHER:
+                trouble = self._end(message)
+                self._send(self._ranks, [identity, wire.RECORDED, trouble.encode()])
+            case _:
+                self._bad(f"{identity[:40]!r} sent what only others may send")
+
+    def _settle_replies(self, now_s: float) -> None:
+        for key, pending in list(self._waiting.items()):
+            present = set(self._present())
+            if (present and pending.have >= present) or now_s >= pending.deadline_s:
+                del self._waiting[key]
+                missing = sorted(present - pending.have)
+                text = f"{pending.command.kind}: every rank has it and acts at its next step"
+                if not present:
+                    text = f"{pending.command.kind}: no rank is listening; the launcher will act"
+                elif missing:
+                    text = f"{pending.command.kind}: ranks {missing} do not answer yet; they get it when they do"
+                reply = wire.Reply(id=key, accepted=True, ranks=sorted(pending.have), text=text)
+                self._replies[key] = reply
+                self._reply(pending.client, reply)
+
+    def _reply(self, client: bytes, reply: wire.Reply) -> None:
+        self._send(self._control, [client, wire.COMMAND, msgspec.msgpack.encode(reply)])
+
+    # The disk
+
+    def _commit(self, *, final: bool = False) -> None:
+        recorder = self._recorder
+        now_s = time.monotonic()
+        try:
+            if recorder is None:
+                if now_s < self._retry_s and not final:
+                    return
+                self._recorder = recorder = Recorder(self.paths.recording)
+                self._resume_recording(recorder)
+                recorder.flush(self.state, snapshot=True)
+                return
+            if self._recording_trouble:
+                if now_s < self._retry_s and not final:
+                    return
+                recorder.reopen()
+                # The state holds what did not fit into memory meanwhile, so a snapshot makes the record whole again.
+                recorder.flush(self.state, snapshot=True)
+                self._resume_recording(recorder)
+            recorder.flush(self.state)
+        except RecordingError as error:
+            self._stop_recording(str(error))
+
+    def _stop_recording(self, why: str) -> None:
+        self._retry_s = time.monotonic() + RETRY_S
+        if not self._recording_trouble:
+            self._recording_trouble = why
+            self._event("recording_stopped", "bad", f"recording stopped: {why}; the live view goes on")
+
+    def _resume_recording(self, recorder: Recorder) -> None:
+        if self._recording_trouble:
+            self._recording_trouble = ""
+            lost = f"; {recorder.lost} messages of that time are not in the log" if recorder.lost else ""
+            recorder.lost = 0
+            self._event("recording_resumed", "note", f"recording again{lost}")
+
+    def _write_summary(self) -> None:
+        state, launched = self.state, self.state.launched
+        structures = [rank.structure for rank in state.ranks.values() if rank.structure]
+        loss = None
+        if state.steps and state.loss_count[-1]:
+            loss = state.loss_sum[-1] / state.loss_count[-1]
+            loss = loss if loss == loss and abs(loss) != float("inf") else None
+        summary = Summary(
+            run_id=self.paths.id,
+            name=launched.name if launched else self.paths.id,
+            state=state.state,
+            created_ns=launched.created_ns if launched else time.time_ns(),
+            ended_ns=state.ended.ended_ns if state.ended else None,
+            strategy=launched.strategy if launched else "",
+            effective=structures[0].effective if structures else "",
+            world_size=state.world_size,
+            steps=min((rank.last.step if rank.last else 0 for rank in state.ranks.values()), default=0),
+            planned_steps=launched.steps if launched else None,
+            loss=loss,
+            reason=state.ended.reason if state.ended else "",
+        )
+        if summary == self._summary:
+            return
+        try:
+            write_file(self.paths.summary, msgspec.json.encode(summary))
+        except HomeError as error:
+            self._stop_recording(str(error))
+        else:
+            self._summary = summary
+
+    # The end
+
+    def _check_alive(self, now_s: float) -> None:
+        for rank in self._present():
+            known = self.state.ranks[rank].hello
+            if (
+                now_s - self._heard_s.setdefault(rank, now_s) > SILENT_S
+                and known
+                and known.host == socket.gethostname()
+            ) and not ProcessId(known.pid, known.pid_started).alive():
+                self._gone.add(rank)
+                self._event("rank_lost", "bad", f"rank {rank} (pid {known.pid}) is gone without a goodbye", rank)
+        hellos = [known.hello for known in self.state.ranks.values() if known.hello]
+        if self.launcher is None:
+            if len(hellos) >= max(1, self.state.world_size) and not self._present():
+                self._end(self._ended_alone())
+            return
+        if self.launcher.alive():
+            return
+        if self._orphaned_s is None:
+            self._orphaned_s = now_s
+        if now_s - self._orphaned_s < ORPHANED_S and any(ProcessId(h.pid, h.pid_started).alive() for h in hellos):
+            return
+        self._end(
+            Ended(
+                state="lost",
+                ended_ns=time.time_ns(),
+                exit_codes={},
+                reason="its launcher was killed, and its ranks with it",
+            )
+        )
+
+    def _ended_alone(self) -> Ended:
+        """The end of a run that no launcher of ours has started: what its ranks said last."""
+        now_ns = time.time_ns()
+        for rank, known in self.state.ranks.items():
+            if known.goodbye is None or known.goodbye.reason == "error":
+                why = f": {known.goodbye.error}" if known.goodbye else " without a goodbye"
+                return Ended(
+                    state="failed", ended_ns=now_ns, exit_codes={}, failed_rank=rank, reason=f"rank {rank} ended{why}"
+                )
+        stopped = any(known.goodbye and known.goodbye.reason == "stopped" for known in self.state.ranks.values())
+        if stopped:
+            return Ended(state="stopped", ended_ns=now_ns, exit_codes={}, stop_rung="agreed")
+        return Ended(state="finished", ended_ns=now_ns, exit_codes={})
+
+    def _end(self, ended: Ended) -> str:
+        """Takes in what is still on its way, completes the recording and tells the viewers; returns what went wrong."""
+        deadline_s = time.monotonic() + DRAIN_S
+        while self._up.poll(50) and time.monotonic() < deadline_s:
+            self._drain_up()
+        reasons = {known.goodbye.reason for known in self.state.ranks.values() if known.goodbye}
+        if ended.state == "stopped" and ended.stop_rung == "agreed" and reasons == {"finished"}:
+            ended = msgspec.structs.replace(ended, state="finished", stop_rung=None)  # it was done before the stop came
+        self._take(ended)
+        self._commit(final=True)
+        trouble = self._recording_trouble
+        if self._recorder is not None:
+            try:
+                self._recorder.close(self.state)
+            except RecordingError as error:
+                trouble = str(error)
+        self._write_summary()
+        self._publish()
+        self._done = True
+        return trouble
+
+    def _close(self) -> None:
+        # Before the sockets go: whoever sees them gone finds the run ended.
+        remove_alive(self.paths)
+        self._context.destroy(linger=LINGER_MS)
+        os.close(self._lock)
+
+
+def _thinned(batch: list[tuple[Message, bytes]], room: int) -> list[bytes]:
+    """A part of a crowded batch: every rare message, the newest heartbeat and gauge of each rank, and of the steps as many
+    as there is room for, the same ones on every rank."""
+    newest: dict[tuple[type, int], int] = {}
+    samples: set[int] = set()
+    for at, (message, _) in enumerate(batch):
+        if isinstance(message, Beat | Gauge):
+            newest[type(message), message.rank] = at
+        elif isinstance(message, Step | Comm):
+            samples.add(message.step)
+    count = sum(isinstance(message, Step | Comm) for message, _ in batch)
+    stride = 1
+    while count > room * stride:
+        stride *= 2
+    return [
+        body
+        for at, (message, body) in enumerate(batch)
+        if not isinstance(message, Step | Comm | Beat | Gauge)
+        or (isinstance(message, Step | Comm) and message.step % stride == 0)
+        or (isinstance(message, Beat | Gauge) and newest[type(message), message.rank] == at)
+    ]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The hub's process; writes a line to `--ready-fd` when it serves, or why it cannot."""
+    parser = argparse.ArgumentParser(prog="fsdp_tui.telemetry.hub")
+    parser.add_argument("run_id")
+    parser.add_argument("--launcher", type=int, help="pid of the launcher")
+    parser.add_argument("--ready-fd", type=int)
+    options = parser.parse_args(argv)
+
+    def say(line: str) -> None:
+        if options.ready_fd is not None:
+            os.write(options.ready_fd, f"{line}\n".encode())
+            os.close(options.ready_fd)
+            options.ready_fd = None
+
+    launcher = None
+    if options.launcher:
+        # One that is dead already must not look like a run that never had one.
+        launcher = ProcessId.of(options.launcher) or ProcessId(options.launcher, 0.0)
+    hub = Hub(paths_of(options.run_id), launcher)
+    try:
+        hub.open()
+    except (RunError, zmq.ZMQError, OSError) as error:
+        say(f"error: {error}")
+        print(f"fsdp-tui hub: {error}", file=sys.stderr)
+        return 1
+    hub.serve(lambda: say("ready"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

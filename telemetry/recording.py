@@ -1,0 +1,380 @@
+"""The recording of one run: an SQLite file with every message, and what makes it quick to open and to query.
+
+`log` holds the messages as they came; replaying them through `RunState.apply` gives the state again. `snapshot` holds
+the state itself every few seconds, so that opening a run is one snapshot and the few messages after it. `step` and
+`rollup` are for queries: the scalars of every step, and their sums over 64 and 4096 steps.
+
+On long runs the log is thinned behind the last snapshot but one: heartbeats go, and of the collectives only some steps
+stay, the same ones on all ranks. The scalars of every step stay for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fsdp_tui.telemetry.messages import (
+    PHASES,
+    BadMessage,
+    Comm,
+    Event,
+    Message,
+    Step,
+    decode,
+)
+from fsdp_tui.telemetry.state import RunState
+from fsdp_tui.telemetry.view import total
+
+SCHEMA = 1
+LEVELS = (64, 4096)
+"""Steps in one bucket of each rollup level."""
+SNAPSHOT_EVERY_S = 5.0
+SNAPSHOT_BYTES_PER_S = 500_000
+"""A large state is written less often, so that snapshots never need more of the disk than this."""
+COMM_DENSE_STEPS = 1_000
+PENDING_BYTES = 64 << 20
+"""What is kept in memory for a disk that cannot be written now; the oldest goes first."""
+REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs")
+"""File systems (by the beginning of their name) on which SQLite's WAL does not work: it needs memory shared by all readers."""
+
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS log (id INTEGER PRIMARY KEY, kind TEXT, rank INTEGER, step INTEGER, at_ns INTEGER, body BLOB);
+CREATE INDEX IF NOT EXISTS log_comm ON log (step) WHERE kind = 'comm';
+CREATE INDEX IF NOT EXISTS log_beat ON log (id) WHERE kind = 'beat';
+CREATE TABLE IF NOT EXISTS step (
+    step INTEGER, rank INTEGER, ended_ns INTEGER, step_ns INTEGER, loss REAL, tokens INTEGER,
+    memory_bytes INTEGER, peak_bytes INTEGER, overhead_ns INTEGER, {", ".join(f"{name}_ns INTEGER" for name in PHASES)},
+    PRIMARY KEY (step, rank)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rollup (
+    level INTEGER, metric TEXT, rank INTEGER, bucket INTEGER, n INTEGER, sum REAL, min REAL, max REAL,
+    PRIMARY KEY (level, metric, rank, bucket)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY, log_id INTEGER, at_ns INTEGER, body BLOB);
+"""
+_METRICS = ("step_ns", "loss", "tokens", "memory_bytes", "peak_bytes", "overhead_ns")
+_ADD_ROLLUP = """
+INSERT INTO rollup VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (level, metric, rank, bucket) DO UPDATE SET
+    n = n + excluded.n, sum = sum + excluded.sum, min = MIN(min, excluded.min), max = MAX(max, excluded.max)
+"""
+
+
+class RecordingError(Exception):
+    """A recording that cannot be written or read; the message is one line."""
+
+
+class _Row(NamedTuple):
+    kind: str
+    rank: int | None
+    step: int | None
+    at_ns: int
+    body: bytes
+    message: Message
+
+
+class Recorder:
+    """Writes one run's recording. One writer at a time: the hub, which holds the run's lock.
+
+    `add` only remembers; `flush` writes. A flush that fails loses nothing as long as the messages fit into
+    PENDING_BYTES: the next one that succeeds writes them all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens or creates the recording.
+
+        Raises:
+            RecordingError: it cannot be written, or an older or newer fsdp-tui has made it.
+        """
+        self.path = path
+        self.notice = ""
+        """One line when the disk needs another way of writing than usual."""
+        self.lost = 0
+        """Messages that did not fit into memory while the disk could not be written."""
+        self._pending: list[_Row] = []
+        self._pending_bytes = 0
+        self._next_snapshot_s = 0.0
+        self._db = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        db: sqlite3.Connection | None = None
+        try:
+            db = sqlite3.connect(self.path, timeout=0.5, isolation_level=None)
+            remote = _remote_file_system(self.path)
+            mode = "wal" if not remote else "truncate"
+            if remote:
+                self.notice = f"{self.path.parent} is on {remote}: recording without WAL, readers may have to wait"
+            try:
+                got = db.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0]
+            except sqlite3.OperationalError as error:
+                if "locking" not in str(error):
+                    raise
+                got = "none"
+            if got != mode:
+                db.execute("PRAGMA journal_mode = TRUNCATE")
+                self.notice = f"{self.path.parent} does not support SQLite's WAL: readers may have to wait"
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA wal_autocheckpoint = 2000")
+            found = db.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, SCHEMA):
+                raise RecordingError(f"{self.path} has schema {found}, this fsdp-tui writes {SCHEMA}")
+            db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+            row = db.execute("SELECT MAX(id) FROM log").fetchone()
+            self._last_id = int(row[0] or 0)
+        except sqlite3.Error as error:
+            if db is not None:
+                db.close()
+            raise RecordingError(_said(self.path, error)) from None
+        except BaseException:
+            if db is not None:
+                db.close()
+            raise
+        return db
+
+    @property
+    def pending(self) -> int:
+        """Messages not yet on disk."""
+        return len(self._pending)
+
+    def add(self, message: Message, body: bytes, at_ns: int) -> None:
+        """Remembers a message for the next flush."""
+        rank = getattr(message, "rank", None)
+        step = message.step if isinstance(message, Step | Comm) else None
+        self._pending.append(_Row(type(message).__name__.lower(), rank, step, at_ns, body, message))
+        self._pending_bytes += len(body)
+        while self._pending_bytes > PENDING_BYTES and len(self._pending) > 1:
+            self._pending_bytes -= len(self._pending.pop(0).body)
+            self.lost += 1
+
+    def flush(self, state: RunState, *, snapshot: bool = False) -> None:
+        """Writes what was added, in one transaction; with it, when one is due or asked for, a snapshot of `state`.
+
+        `state` must be what the messages added so far have made.
+
+        Raises:
+            RecordingError: the disk is full, or the file cannot be written; nothing of this flush is on disk.
+        """
+        now_s = time.monotonic()
+        snapshot = snapshot or (bool(self._pending) and now_s >= self._next_snapshot_s)
+        if not self._pending and not snapshot:
+            return
+        last_id = self._last_id
+        body = b""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            rows = [(last_id + at, *row[:5]) for at, row in enumerate(self._pending, start=1)]
+            self._db.executemany("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", rows)
+            last_id += len(rows)
+            self._write_steps([row.message for row in self._pending if isinstance(row.message, Step)])
+            if snapshot:
+                body = state.dump()
+                self._write_snapshot(last_id, body)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise RecordingError(_said(self.path, error)) from None
+        self._last_id = last_id
+        self._pending.clear()
+        self._pending_bytes = 0
+        if snapshot:
+            self._next_snapshot_s = now_s + max(SNAPSHOT_EVERY_S, len(body) / SNAPSHOT_BYTES_PER_S)
+
+    def _roll_back(self) -> None:
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except sqlite3.Error:  # the failure may have ended the transaction already
+            pass
+
+    def _write_steps(self, steps: list[Message]) -> None:
+        table: list[tuple[object, ...]] = []
+        sums: dict[tuple[int, str, int, int], list[float]] = {}
+        for step in steps:
+            assert isinstance(step, Step)
+            scalars = _scalars(step)
+            phases = (*step.phases_ns, *[None] * len(PHASES))[: len(PHASES)]
+            table.append((step.step, step.rank, step.ended_ns, *scalars, *phases))
+            for metric, value in zip(_METRICS, scalars, strict=True):
+                if value is None or value != value:  # NaN
+                    continue
+                for level in LEVELS:
+                    entry = sums.setdefault((level, metric, step.rank, step.step // level), [0, 0.0, value, value])
+                    entry[0] += 1
+                    entry[1] += value
+                    entry[2] = min(entry[2], value)
+                    entry[3] = max(entry[3], value)
+        self._db.executemany(f"INSERT OR REPLACE INTO step VALUES ({', '.join('?' * (9 + len(PHASES)))})", table)
+        self._db.executemany(_ADD_ROLLUP, [(*key, *entry) for key, entry in sums.items()])
+
+    def _write_snapshot(self, log_id: int, body: bytes) -> None:
+        db = self._db
+        # The one before stays, with every message since it: should the newest be damaged, it is replayed instead.
+        before = db.execute("SELECT id, log_id FROM snapshot ORDER BY id DESC LIMIT 1").fetchone()
+        db.execute("INSERT INTO snapshot (log_id, at_ns, body) VALUES (?, ?, ?)", (log_id, time.time_ns(), body))
+        if before is None:
+            return
+        db.execute("DELETE FROM snapshot WHERE id < ?", (before[0],))
+        db.execute("DELETE FROM log WHERE kind = 'beat' AND id <= ?", (before[1],))
+        done = db.execute("SELECT value FROM meta WHERE key = 'thinned_to'").fetchone()
+        low = max(done[0] if done else 0, COMM_DENSE_STEPS)
+        high = db.execute("SELECT MAX(step) FROM log WHERE kind = 'comm' AND id <= ?", (before[1],)).fetchone()[0]
+        if high is not None and high > low:
+            db.execute(
+                "DELETE FROM log WHERE kind = 'comm' AND step > ? AND step <= ? AND id <= ?"
+                " AND step % (CASE WHEN step <= 10000 THEN 10 ELSE 100 END) != 0",
+                (low, high, before[1]),
+            )
+            # Messages of these steps may still come in late; they are few, and stay.
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('thinned_to', ?)", (high,))
+
+    def reopen(self) -> None:
+        """Tries the disk again after a failed flush.
+
+        Raises:
+            RecordingError: it still cannot be written.
+        """
+        self._db.close()
+        self._db = self._open()
+
+    def close(self, state: RunState) -> None:
+        """Writes the rest and a last snapshot, and makes it one file that a read-only disk can serve.
+
+        Raises:
+            RecordingError: the rest could not be written. The file is closed all the same.
+        """
+        try:
+            self.flush(state, snapshot=True)
+            with contextlib.suppress(sqlite3.Error):  # a reader has it open: WAL mode is as good on this disk
+                self._db.execute("PRAGMA journal_mode = DELETE")
+        finally:
+            self._db.close()
+
+    def abandon(self) -> None:
+        """Closes the file without writing."""
+        self._db.close()
+
+
+def _scalars(step: Step) -> tuple[float | None, ...]:
+    """Values of `_METRICS`."""
+    return (step.step_ns, step.loss, step.tokens, total(tuple(step.memory)), total(tuple(step.peak)), step.overhead_ns)
+
+
+def _said(path: Path, error: sqlite3.Error) -> str:
+    text = " ".join(str(error).split())
+    if "full" in text:
+        return f"cannot write {path}: the disk is full"
+    if "not a database" in text or "malformed" in text:
+        return f"{path} is damaged: {text}"
+    if "unable to open" in text:
+        return f"cannot open {path}: the folder is missing or cannot be written"
+    return f"{path}: {text}"
+
+
+def _remote_file_system(path: Path) -> str:
+    """The type of the file system that holds the path when it is a remote one, else ""."""
+    where = os.path.realpath(path.parent)
+    best, kind = "", ""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        _, mounted, fs, *_ = [*line.split(" "), "", "", ""]
+        mounted = mounted.replace("\\040", " ")
+        inside = where == mounted or where.startswith(mounted.rstrip("/") + "/")
+        if inside and len(mounted) >= len(best):
+            best, kind = mounted, fs
+    return kind if kind.startswith(REMOTE) else ""
+
+
+# Reading
+
+
+def load_state(path: Path) -> RunState:
+    """The state of a recorded run: its newest readable snapshot and the messages after it.
+
+    A damaged file gives what can be read of it; `bad_records` counts, and an event says, what could not.
+
+    Raises:
+        RecordingError: there is no recording, or nothing in it can be read.
+    """
+    if not path.exists():
+        raise RecordingError(f"there is no recording {path}")
+    try:
+        db = _open_to_read(path)
+    except sqlite3.Error as error:
+        raise RecordingError(_said(path, error)) from None
+    with closing(db):
+        return _load(db, path)
+
+
+def last_message_ns(path: Path) -> int | None:
+    """Wall clock of the last recorded message in nanoseconds; None when there is none."""
+    try:
+        with closing(_open_to_read(path)) as db:
+            row = db.execute("SELECT at_ns FROM log ORDER BY id DESC LIMIT 1").fetchone()
+    except sqlite3.Error:
+        return None
+    return int(row[0]) if row else None
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    address = path.absolute().as_uri()
+    db = sqlite3.connect(f"{address}?mode=ro", uri=True, timeout=2.0)
+    try:
+        db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        # A WAL file in a folder that we may not write to: readable as long as nobody writes it.
+        db.close()
+        db = sqlite3.connect(f"{address}?mode=ro&immutable=1", uri=True)
+        try:
+            db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error:
+            db.close()
+            raise
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def _load(db: sqlite3.Connection, path: Path) -> RunState:
+    damage: list[str] = []
+    found = db.execute("PRAGMA user_version").fetchone()[0]
+    if found != SCHEMA:
+        raise RecordingError(f"{path} has schema {found}, this fsdp-tui reads {SCHEMA}")
+    state, after = RunState(), 0
+    for log_id, body in _readable(db, "SELECT log_id, body FROM snapshot ORDER BY id DESC", damage):
+        try:
+            state, after = RunState.load(body), log_id
+            break
+        except ValueError as error:  # an older snapshot, or the whole log, makes the same state
+            damage.append(str(error))
+    applied = 0
+    for (body,) in _readable(db, f"SELECT body FROM log WHERE id > {int(after)} ORDER BY id", damage):
+        applied += 1
+        try:
+            state.apply(decode(body))
+        except BadMessage:
+            state.bad_records += 1
+    if damage:
+        if not after and not applied:
+            raise RecordingError(f"{path} is damaged: {damage[0]}")
+        state.bad_records += 1
+        text = f"the recording is damaged ({damage[0]}): this is what could be read of it"
+        state.apply(Event(at_ns=last_message_ns(path) or 0, kind="recording_damaged", severity="bad", text=text))
+    return state
+
+
+def _readable(db: sqlite3.Connection, query: str, damage: list[str]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query up to the first one that cannot be read."""
+    try:
+        yield from db.execute(query)
+    except sqlite3.Error as error:
+        damage.append(" ".join(str(error).split()))
