@@ -1,0 +1,102 @@
+"""Stop and pause, agreed by all ranks at one step boundary.
+
+At each boundary a rank reads the result of the all-reduce that it issued at the boundary before, then issues the next one
+with its own wishes. All ranks read the same numbers at the same step, whoever asked and whenever; one rank alone never
+acts, since that would leave the others in a collective that never completes. The group is gloo's own, on the host, beside
+whatever the training uses; an all-reduce is issued a whole step before anybody waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+STOP, PAUSE = 0, 1
+PAUSE_POLL_S = 0.1
+
+
+class Requests(Protocol):
+    """What this rank was asked for so far; another thread sets these."""
+
+    stop: bool
+    pause: bool
+
+
+class Agreement:
+    """The ranks' common decision. Make it on every rank at the same point: it creates a process group."""
+
+    def __init__(self, requested: Requests, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._requested = requested
+        self._sleep = sleep
+        self._alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+        # The function itself: the wrapper that times collectives must not count this one.
+        self._all_reduce = dist.all_reduce if not self._alone else None
+        self._group = None if self._alone else dist.new_group(backend="gloo")
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._pause_is_old = False
+        self.stopped = False
+
+    def at_boundary(self, on_pause: Callable[[bool], None]) -> bool:
+        """False if all ranks stop here. While they pause, this does not return; `on_pause` hears begin and end."""
+        stop, pause = self._previous()
+        if pause and not stop:
+            on_pause(True)
+            stop = self._until_resumed()
+            on_pause(False)
+        if stop:
+            self.stopped = True
+            return False
+        if not self._alone:
+            self._pending = self._issue(self._requested.stop, self._wants_pause())
+        return True
+
+    def close(self, *, failed: bool) -> None:
+        """Takes back what is outstanding. After a failure the other ranks may never issue theirs: nobody waits then."""
+        if self._pending is not None and not failed:
+            self._pending[0].wait()
+        self._pending = None
+
+    def _previous(self) -> tuple[bool, bool]:
+        if self._alone:
+            return self._requested.stop, self._wants_pause()
+        if self._pending is None:
+            return False, False
+        work, wishes = self._pending
+        self._pending = None
+        work.wait()
+        stop, pause = wishes.tolist()
+        return stop > 0, pause > 0
+
+    def _issue(self, first: bool, second: bool) -> tuple[Any, torch.Tensor]:
+        assert self._all_reduce is not None
+        wishes = torch.tensor([int(first), int(second)], dtype=torch.int32)
+        work = self._all_reduce(wishes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return work, wishes
+
+    def _wants_pause(self) -> bool:
+        """Whether this rank was asked to pause since the last pause ended."""
+        if not self._requested.pause:
+            self._pause_is_old = False
+        return self._requested.pause and not self._pause_is_old
+
+    def _until_resumed(self) -> bool:
+        """Sleeps until any rank was asked to resume or stop; True: stop. Between polls no collective is outstanding.
+
+        A rank that has not heard of the pause yet has nothing to resume from, so it must hear of it first.
+        """
+        heard = False
+        while True:
+            heard = heard or self._requested.pause
+            stop, resume = self._requested.stop, heard and not self._requested.pause
+            if not self._alone:
+                work, wishes = self._issue(stop, resume)
+                work.wait()
+                stop, resume = (wish > 0 for wish in wishes.tolist())
+            if stop or resume:
+                self._pause_is_old = True  # another rank's resume came first: ours is still on its way
+                return stop
+            self._sleep(PAUSE_POLL_S)

@@ -1,0 +1,162 @@
+"""The collectives of one step in the order they were issued: unit, kind, bytes, duration, and how long compute waited.
+
+Duration is issue to completion of the call on this rank. Exposed is the part in which compute waited: all of it for a
+synchronous call on a CPU, the time inside `wait` for an asynchronous one; on CUDA what remained of an all-gather when the
+compute stream came to need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fsdp_tui.runner.clocks import Clock
+from fsdp_tui.runner.torch_dist import ALL_GATHER, ALL_REDUCE, group_ranks
+from fsdp_tui.telemetry.messages import COMM_PHASES
+
+NOT_KNOWN = -1
+NO_UNIT = -1
+FIRST_BUCKET = -2
+FORWARD, BACKWARD, OTHER = (COMM_PHASES.index(name) for name in ("forward", "backward", "other"))
+
+
+class Call:
+    """One collective. `end` is None until it is known to be complete; `needed` is when compute came to wait for it."""
+
+    __slots__ = ("asynchronous", "begin", "end", "group", "kind", "nbytes", "needed", "phase", "unit", "waited_ns")
+
+    def __init__(
+        self, unit: int, kind: int, phase: int, group: int, nbytes: int, begin: Any, asynchronous: bool
+    ) -> None:
+        self.unit, self.kind, self.phase, self.group, self.nbytes = unit, kind, phase, group, nbytes
+        self.begin, self.asynchronous = begin, asynchronous
+        self.end: Any = None
+        self.needed: Any = None
+        self.waited_ns = NOT_KNOWN
+
+
+class StepCalls:
+    """The calls of one step; columns can be read once `ready`."""
+
+    def __init__(self, clock: Clock, calls: list[Call], on_cpu: bool) -> None:
+        self._clock, self._calls, self._on_cpu = clock, calls, on_cpu
+
+    def ready(self) -> bool:
+        return all(
+            self._clock.ready(mark) for call in self._calls for mark in (call.end, call.needed) if mark is not None
+        )
+
+    def columns(self) -> dict[str, list[int]]:
+        """`Comm`'s columns; the marks are given back, so ask once."""
+        columns: dict[str, list[int]] = {
+            name: [] for name in ("unit", "kind", "phase", "group", "nbytes", "duration_ns", "exposed_ns")
+        }
+        marks = []
+        for call in self._calls:
+            columns["unit"].append(call.unit)
+            columns["kind"].append(call.kind)
+            columns["phase"].append(call.phase)
+            columns["group"].append(call.group)
+            columns["nbytes"].append(call.nbytes)
+            duration = self._duration(call)
+            columns["duration_ns"].append(duration)
+            columns["exposed_ns"].append(self._exposed(call, duration))
+            marks += [mark for mark in (call.begin, call.end, call.needed) if mark is not None]
+        self._clock.release(marks)
+        return columns
+
+    def _duration(self, call: Call) -> int:
+        if call.begin is None or call.end is None:
+            return NOT_KNOWN
+        return max(0, self._clock.between(call.begin, call.end))
+
+    def _exposed(self, call: Call, duration: int) -> int:
+        if self._on_cpu:
+            return call.waited_ns if call.asynchronous else duration
+        if call.needed is None or call.end is None or call.begin is None:
+            return NOT_KNOWN
+        # Both are measured from the call's begin, so that the difference may have either sign.
+        return max(0, duration - max(0, self._clock.between(call.begin, call.needed)))
+
+
+class Collectives:
+    """Records the calls of the current step."""
+
+    def __init__(self, clock: Clock, unit_of: dict[int, int], on_cpu: bool) -> None:
+        self._clock = clock
+        self._unit_of = unit_of
+        self._on_cpu = on_cpu
+        self._context: list[int] = []
+        self._inside = False
+        self._calls: list[Call] = []
+        self._last_gather: dict[int, Call] = {}
+        self._group_index: dict[int, int] = {}
+        self.groups: list[list[int]] = []
+        self.phase = OTHER
+
+    def begin(self, owner: object) -> None:
+        self._context.append(self._unit_of.get(id(owner), NO_UNIT))
+
+    def end(self) -> None:
+        if self._context:
+            self._context.pop()
+
+    def run(self, kind: int, nbytes: int, group: Any, asynchronous: bool, call: Callable[[], Any]) -> Any:
+        """Runs the collective and records it. What it raises is its caller's; the record stays, without an end."""
+        if self._inside:  # one function of torch.distributed calling another
+            return call()
+        unit = self._context[-1] if self._context else NO_UNIT
+        record = Call(unit, kind, self.phase, self._index(group), nbytes, self._clock.mark(), asynchronous)
+        self._calls.append(record)
+        if kind == ALL_GATHER:
+            self._last_gather[unit] = record
+        self._inside = True
+        try:
+            result = call()
+        finally:
+            self._inside = False
+        if not asynchronous:
+            record.end = self._clock.mark()
+        elif self._on_cpu and result is not None:
+            result.get_future().add_done_callback(lambda _: self._complete(record))
+        return result
+
+    def _complete(self, record: Call) -> None:
+        record.end = self._clock.mark()  # on gloo's thread; one assignment
+
+    def waiting(self, owner: object) -> None:
+        call = self._last_gather.get(self._unit_of.get(id(owner), NO_UNIT))
+        if call is not None and (call.asynchronous or not self._on_cpu):
+            call.needed = self._clock.mark()
+
+    def waited(self, owner: object) -> None:
+        call = self._last_gather.get(self._unit_of.get(id(owner), NO_UNIT))
+        if call is None or call.needed is None or not call.asynchronous:
+            return
+        if self._on_cpu:
+            call.waited_ns = self._clock.between(call.needed, self._clock.mark())
+        elif call.end is None:
+            call.end = self._clock.mark()
+
+    def buckets_reduced(self, sizes: list[int]) -> None:
+        """DDP: one all-reduce per bucket took place; when is not known."""
+        for at, nbytes in enumerate(sizes):
+            self._calls.append(
+                Call(FIRST_BUCKET - at, ALL_REDUCE, BACKWARD, self._index(None), nbytes, None, asynchronous=True)
+            )
+
+    def take(self) -> StepCalls:
+        """Ends the step: its calls, and a clean page."""
+        taken, self._calls = self._calls, []
+        self._last_gather.clear()
+        return StepCalls(self._clock, taken, self._on_cpu)
+
+    def _index(self, group: Any) -> int:
+        known = self._group_index.get(id(group))
+        if known is not None:
+            return known
+        ranks = group_ranks(group)
+        if ranks not in self.groups:
+            self.groups.append(ranks)
+        self._group_index[id(group)] = self.groups.index(ranks)
+        return self._group_index[id(group)]

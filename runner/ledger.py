@@ -1,0 +1,372 @@
+"""The memory ledger: exact bytes per category, kept at every event inside FSDP, and the highest moment of each step.
+
+What changes inside a step (unsharded parameters, gradients, collective buffers) is re-read from the unit whose event it
+was: O(1) work. What changes rarely (shards, optimizer states, buffers) comes from a walk over all storages when the
+structure changes. What autograd holds has no owner to ask: it is what the allocator's total grew by since the step began,
+beyond what the ledger knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fsdp_tui.runner.storages import Tally, local_tensor, unknown_bytes
+from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES
+
+LIVE = ("param_unsharded", "grad_shard", "grad_unsharded", "comm_buffer")
+"""Categories that change inside a step, in the order of every `Live`."""
+Live = tuple[int, int, int, int]
+NOTHING: Live = (0, 0, 0, 0)
+GRAD_SHARD, GRAD_UNSHARDED, COMM_BUFFER = 1, 2, 3
+
+WALK_AT_STEPS = frozenset({1, 2})
+"""Steps after which live tensors are searched for what the ledger does not know. The heap still settles in the first."""
+
+
+class Holder(Protocol):
+    """Something that holds tensors of the training: a unit, FSDP2's shared buffers, or the unmanaged parameters."""
+
+    def memory(self) -> Live: ...
+
+    def tensors(self) -> Iterator[tuple[str, Tensor | None]]: ...
+
+
+class Unit(Holder, Protocol):
+    """A group that owns parameters. `owner` is the torch object whose events are the unit's."""
+
+    name: str
+    owner: object
+    params: int
+    trainable_params: int
+    param_bytes: int
+    shard_bytes: int
+    unsharded_bytes: int
+
+
+class Allocator(Protocol):
+    """Who knows how much memory is taken in all, whoever holds it."""
+
+    def allocated(self) -> int | None:
+        """Bytes taken now, cheap enough for every event; None: not known, or not cheaply."""
+
+    def settled(self) -> int | None:
+        """Bytes taken now, for the end of a step; None: not known."""
+
+    def peak(self) -> int | None:
+        """The allocator's own highest figure since `reset_peak`; None if it keeps none."""
+
+    def reset_peak(self) -> None: ...
+
+    def reserved(self) -> int | None:
+        """Bytes the allocator took from the device; None on a CPU."""
+
+
+class PlainParams:
+    """Parameters that no unit manages: all of them for single and ddp, the ignored ones under FSDP."""
+
+    def __init__(self, params: Iterable[nn.Parameter], device_type: str) -> None:
+        self._params = list(params)
+        self._device_type = device_type
+        self._sizes: dict[int, int] = {}
+
+    def memory(self) -> Live:
+        if all(param.grad is None for param in self._params):
+            return NOTHING
+        tally = Tally(self._device_type)
+        for param in self._params:
+            tally.add("grad_shard", param.grad)
+        return 0, tally.bytes.get("grad_shard", 0), 0, 0
+
+    def tensors(self) -> Iterator[tuple[str, Tensor | None]]:
+        for param in self._params:
+            yield "param_shard", param.data
+            yield "grad_shard", param.grad
+
+
+class Moment(NamedTuple):
+    """The memory at one moment inside a step."""
+
+    live: Live
+    activation: int | None
+    temp: int | None
+    phase: str
+    unit: int
+
+
+class Ledger:
+    """Bytes per category of one rank.
+
+    `fixed` are bytes of comm_buffer that no tensor in Python shows (DDP's buckets). `blind` are categories that cannot be
+    read here: they are None, never 0.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        units: Sequence[Unit],
+        shared: Sequence[Holder],
+        plain: Iterable[nn.Parameter],
+        allocator: Allocator,
+        device_type: str,
+        *,
+        fixed: Callable[[], int] = lambda: 0,
+        blind: frozenset[str] = frozenset(),
+    ) -> None:
+        self._model = model
+        self._optimizers = optimizers
+        self._units = list(units)
+        self._index = {id(unit.owner): at for at, unit in enumerate(units)}
+        self._allocator = allocator
+        self._device_type = device_type
+        self._fixed = fixed
+        self._blind = blind
+        self.phase = "rest"
+
+        self._static: dict[str, int] = {}
+        self._structure: tuple[int, ...] = ()
+        self.walks = 0
+        self._holders: list[Holder] = [*self._units, *shared, PlainParams(plain, device_type)]
+        self._always = range(len(self._units), len(self._holders) - 1)  # shared buffers: re-read at every event
+        self._last: list[Live] = [NOTHING] * len(self._holders)
+        self._totals = [0, 0, 0, 0]
+        self._in_reduction: dict[int, tuple[int, int]] = {}
+        self._unexplained: int | None = None
+        self._at_walk: tuple[int, int] | None = None
+        self._step = 0
+        self.end: list[int | None] | None = None
+        self._walk_static()
+        self.start_step()
+
+    # Structure
+
+    def walk(self) -> Tally:
+        """Visits every tensor that training holds, each storage once: the full state, independent of all counters."""
+        tally = Tally(self._device_type)
+        for holder in self._holders:
+            tally.add_all(holder.tensors())
+        for buffer in self._model.buffers():
+            tally.add("buffer", buffer)
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                for value in state.values() if isinstance(state, dict) else ():
+                    if isinstance(value, Tensor):
+                        tally.add("optimizer", value)
+        return tally
+
+    def _walk_static(self) -> Tally:
+        self.walks += 1
+        tally = self.walk()
+        self._static = {name: tally.bytes.get(name, 0) for name in ("param_shard", "buffer", "optimizer")}
+        self._structure = self._structure_now()
+        return tally
+
+    def _structure_now(self) -> tuple[int, ...]:
+        return tuple(len(optimizer.state) for optimizer in self._optimizers)
+
+    # Events
+
+    def _read(self, at: int) -> None:
+        now = self._holders[at].memory()
+        carried = self._in_reduction.get(at)
+        if carried is not None:  # FSDP holds them in a local list, where nobody else can see them
+            now = (now[0], now[1], max(now[2], carried[1]), now[3])
+        before = self._last[at]
+        if now != before:
+            for column in range(4):
+                self._totals[column] += now[column] - before[column]
+            self._last[at] = now
+
+    def refresh(self) -> None:
+        """Re-reads every holder, then takes a sample: at phase boundaries, where anything may have changed."""
+        for at in range(len(self._holders)):
+            self._read(at)
+        self._sample(-1)
+
+    def touch(self) -> None:
+        """Re-reads the parameters that no unit manages, then takes a sample: inside autograd."""
+        self._read(len(self._holders) - 1)
+        self._sample(-1)
+
+    def changed(self, owner: object, in_flight: int = 0) -> None:
+        """Re-reads the unit of this owner and the shared buffers, then takes a sample.
+
+        `in_flight` are bytes of a collective buffer that were there at the highest moment of the event and are gone now.
+        """
+        at = self._index.get(id(owner), -1)
+        if at >= 0:
+            self._read(at)
+        for shared in self._always:
+            self._read(shared)
+        self._sample(at, (0, 0, 0, in_flight))
+
+    def reducing(self, owner: object) -> None:
+        """The unit's unsharded gradients are complete."""
+        at = self._index.get(id(owner), -1)
+        if at < 0:
+            return
+        self._read(at)
+        self._sample(at)
+        self._in_reduction[at] = (self._last[at][GRAD_SHARD], self._last[at][GRAD_UNSHARDED])
+
+    def reduced(self, owner: object) -> None:
+        """The unit's gradients are reduced. While their copy was scattered, they and the collective's input were both there."""
+        at = self._index.get(id(owner), -1)
+        if at < 0:
+            return
+        shard_before, unsharded = self._in_reduction.pop(at, (0, 0))
+        for holder in (at, *self._always):
+            self._read(holder)
+        now = self._last[at]
+        if now[GRAD_UNSHARDED] < unsharded:
+            self._sample(at, (0, shard_before - now[GRAD_SHARD], unsharded - now[GRAD_UNSHARDED], 0))
+        else:
+            self._sample(at)
+
+    # The highest moment
+
+    def start_step(self) -> None:
+        """Begins the next step: what is there now is what the step's own memory is measured from."""
+        for at in range(len(self._holders)):
+            self._read(at)
+        self._allocator.reset_peak()
+        self._base = self._allocator.allocated()
+        self._known_base = sum(self._totals)
+        self._saved_for_backward: int | None = None
+        self._highest = -1
+        self.top: Moment | None = None
+        self.end = None
+        self._sample(-1)
+
+    def _own(self) -> int | None:
+        """Bytes this step has taken that no holder knows: what autograd saved, and temporaries."""
+        taken = self._allocator.allocated()
+        if taken is None or self._base is None:
+            return None
+        return max(0, taken - self._base - (sum(self._totals) - self._known_base))
+
+    def _sample(self, unit: int, extra: Live = NOTHING) -> None:
+        own = self._own()
+        height = sum(self._totals) + sum(extra) + (own or 0)
+        if height <= self._highest:
+            return
+        self._highest = height
+        live = tuple(self._totals[column] + extra[column] for column in range(4))
+        self.top = Moment(live, *self._split(own), self.phase, unit)  # type: ignore[arg-type]
+
+    def _split(self, own: int | None) -> tuple[int | None, int | None]:
+        """Activations and temporaries: until backward begins all is saved for it, then what exceeds that is temporary.
+
+        Backward frees what was saved as it goes, so late in backward this calls some temporaries activations.
+        """
+        if own is None:
+            return None, None
+        if self._saved_for_backward is None:
+            return own, 0
+        saved = min(own, self._saved_for_backward)
+        return saved, own - saved
+
+    def backward_begins(self) -> None:
+        """Everything the step has taken by now is what autograd saved for backward."""
+        self.refresh()
+        own = self._own()
+        if own is not None:
+            self._saved_for_backward = max(self._saved_for_backward or 0, own)
+
+    # The end of the step
+
+    def optimizer_returned(self) -> None:
+        """Takes the memory of the step: when optimizer.step() returned, before any zero_grad."""
+        self._step += 1
+        for at in range(len(self._holders)):
+            self._read(at)
+        tally = None
+        if self._structure_now() != self._structure:
+            tally = self._walk_static()
+        self._sample(-1)
+        self.end = self._memory_now(tally)
+
+    def _memory_now(self, tally: Tally | None) -> list[int | None]:
+        known = self._known_bytes()
+        taken = self._allocator.settled()
+        reserved = self._allocator.reserved()
+        if self._device_type == "cpu":
+            if tally is not None or self._step in WALK_AT_STEPS:
+                tally = tally or self.walk()
+                self._unexplained = unknown_bytes(tally.seen, self._device_type)
+                self._at_walk = None if taken is None else (taken, known)
+            unexplained = self._unexplained
+            if unexplained is not None and taken is not None and self._at_walk is not None:
+                unexplained += max(0, (taken - self._at_walk[0]) - (known - self._at_walk[1]))
+        else:
+            unexplained = None if taken is None else taken - known
+        memory = self._row(tuple(self._totals), 0, 0, unexplained)  # type: ignore[arg-type]
+        total = memory[-1]
+        if self._device_type == "cpu":
+            self._put(memory, "non_torch", None if taken is None or total is None else max(0, taken - total))
+        else:
+            self._put(memory, "cache", None if reserved is None or taken is None else reserved - taken)
+        return memory
+
+    def peak(self) -> tuple[list[int | None], str, int]:
+        """The highest moment of the step so far: its memory by category, phase, and unit (-1: none)."""
+        top = self.top
+        if top is None:
+            return [None] * (len(CATEGORIES) + 1), "", -1
+        activation, temp = top.activation, top.temp
+        unexplained = self._unexplained
+        highest = self._allocator.peak()
+        if highest is not None:  # the allocator saw every moment, the ledger only its events
+            rest = highest - sum(self._static.values()) - self._fixed() - sum(top.live)
+            activation, temp = self._split(max(0, rest))
+            unexplained = min(0, rest)
+        return self._row(top.live, activation, temp, unexplained), top.phase, top.unit
+
+    def _known_bytes(self) -> int:
+        return sum(self._static.values()) + self._fixed() + sum(self._totals)
+
+    def _row(self, live: Live, activation: int | None, temp: int | None, unexplained: int | None) -> list[int | None]:
+        values: dict[str, int | None] = dict(self._static)
+        values.update(zip(LIVE, live, strict=True))
+        values["comm_buffer"] = live[COMM_BUFFER] + self._fixed()
+        values.update(activation=activation, temp=temp, unexplained=unexplained)
+        for name in self._blind:
+            values[name] = None
+        total = sum(values.get(name) or 0 for name in TOTAL_CATEGORIES)
+        return [*(values.get(name) for name in CATEGORIES), total]
+
+    @staticmethod
+    def _put(memory: list[int | None], category: str, value: int | None) -> None:
+        memory[CATEGORIES.index(category)] = value
+
+    # What the structure is made of
+
+    @property
+    def static(self) -> dict[str, int]:
+        return dict(self._static)
+
+    @property
+    def live(self) -> Live:
+        first, second, third, fourth = self._totals
+        return first, second, third, fourth
+
+    def optimizer_bytes_per_param_byte(self) -> float | None:
+        """How many bytes the optimizer keeps per byte of parameter, from this rank's states; None before there are any.
+
+        Only states shaped like their parameter count (AdamW's two moments: 2.0); its scalar step is no sharded state.
+        """
+        states = params = 0
+        for optimizer in self._optimizers:
+            for param, state in optimizer.state.items():
+                local = local_tensor(param)
+                if not local.numel() or not isinstance(state, dict):
+                    continue
+                params += local.numel() * local.element_size()
+                for value in state.values():
+                    if isinstance(value, Tensor) and local_tensor(value).shape == local.shape:
+                        states += local_tensor(value).numel() * value.element_size()
+        return states / params if params else None

@@ -1,0 +1,178 @@
+"""What stands between torch's events and the probes: one observer that never raises into the training.
+
+A probe that fails is switched off with its reason; the others, and the training, go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from fsdp_tui.runner import collectives as comm
+from fsdp_tui.runner.collectives import Collectives
+from fsdp_tui.runner.interpose import OK, not_available
+from fsdp_tui.runner.ledger import Ledger
+from fsdp_tui.runner.phases import BACKWARD, FORWARD, OPTIMIZER, Phases
+
+NODES_NEAR_LOSS = 6
+"""Autograd nodes after the loss at which memory is looked at: no unit's event happens there, and the first gradients of
+a language model (of its logits) are often the highest moment of the step."""
+
+
+class Probes:
+    """Follows one process's training. `on` is False while nobody watches: the wrappers then only pass through."""
+
+    def __init__(self, phases: Phases, collectives: Collectives | None, ledger: Ledger | None) -> None:
+        self.on = True
+        self.phases = phases
+        self.collectives = collectives
+        self.ledger = ledger
+        self.health: dict[str, str] = {}
+        self.overhead_ns = 0
+        self.tokens = 0
+        self.tokens_known = False
+        self.after_forward: Callable[[], None] | None = None
+        self._backward_depth = 0
+
+    # The guard
+
+    def _guarded(self, probe: str, work: Callable[[], None]) -> None:
+        began = time.perf_counter_ns()
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  # whatever a probe does wrong, it must not end the training
+            self._fail(probe, error)
+        self.overhead_ns += time.perf_counter_ns() - began
+
+    def _fail(self, probe: str, error: Exception) -> None:
+        self.health[probe] = not_available(f"{type(error).__name__}: {error}")
+        if probe == "memory":
+            self.ledger = None
+        elif probe == "collectives":
+            self.collectives = None
+
+    # Events of FSDP
+
+    def begin(self, owner: object) -> None:
+        if self.collectives is not None:
+            self.collectives.begin(owner)
+
+    def end(self) -> None:
+        if self.collectives is not None:
+            self.collectives.end()
+
+    def changed(self, owner: object) -> None:
+        if (ledger := self.ledger) is not None:
+            self._guarded("memory", lambda: ledger.changed(owner))
+
+    def waiting(self, owner: object) -> None:
+        if (collectives := self.collectives) is not None:
+            self._guarded("collectives", lambda: collectives.waiting(owner))
+
+    def waited(self, owner: object) -> None:
+        if (collectives := self.collectives) is not None:
+            self._guarded("collectives", lambda: collectives.waited(owner))
+
+    def unsharded(self, owner: object, buffer_bytes: int) -> None:
+        if (ledger := self.ledger) is not None:
+            self._guarded("memory", lambda: ledger.changed(owner, buffer_bytes))
+
+    def reducing(self, owner: object) -> None:
+        if (ledger := self.ledger) is not None:
+            self._guarded("memory", lambda: ledger.reducing(owner))
+
+    def reduced(self, owner: object) -> None:
+        if (ledger := self.ledger) is not None:
+            self._guarded("memory", lambda: ledger.reduced(owner))
+
+    def collective(self, kind: int, nbytes: int, group: Any, asynchronous: bool, call: Callable[[], Any]) -> Any:
+        if self.collectives is None:
+            return call()
+        return self.collectives.run(kind, nbytes, group, asynchronous, call)
+
+    # Phases
+
+    def _enter(self, phase: str, comm_phase: int) -> None:
+        self.phases.enter(phase)
+        if self.collectives is not None:
+            self.collectives.phase = comm_phase
+        if self.ledger is not None:
+            self.ledger.phase = phase
+
+    def _leave(self, phase: str) -> None:
+        self.phases.leave(phase)
+        if self.collectives is not None:
+            self.collectives.phase = comm.OTHER
+        if self.ledger is not None:
+            self.ledger.phase = self.phases.current
+
+    def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def work() -> None:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
+                    self.tokens += value.numel()
+                    self.tokens_known = True
+                    break
+            self._enter(FORWARD, comm.FORWARD)
+
+        self._guarded("phases", work)
+        self._refresh()
+
+    def forward_ends(self) -> None:
+        self._refresh()
+        self._guarded("phases", lambda: self._leave(FORWARD))
+        if (first := self.after_forward) is not None:
+            self.after_forward = None
+            self._guarded("structure", first)
+
+    def backward_begins(self, loss: Tensor) -> None:
+        self._backward_depth += 1
+        if self._backward_depth > 1:
+            return
+        self._guarded("phases", lambda: self._enter(BACKWARD, comm.BACKWARD))
+        if (ledger := self.ledger) is not None:
+
+            def work() -> None:
+                ledger.backward_begins()
+                self._look_near_loss(loss)
+
+            self._guarded("memory", work)
+
+    def backward_ends(self) -> None:
+        self._backward_depth -= 1
+        if self._backward_depth > 0:
+            return
+        self._refresh()
+        self._guarded("phases", lambda: self._leave(BACKWARD))
+
+    def _look_near_loss(self, loss: Tensor) -> None:
+        def look(*_: Any) -> None:
+            if self.on and (ledger := self.ledger) is not None:
+                self._guarded("memory", ledger.touch)
+
+        node = loss.grad_fn
+        for _ in range(NODES_NEAR_LOSS):
+            if node is None:
+                return
+            node.register_hook(look)
+            node = next((following for following, _ in node.next_functions if following is not None), None)
+
+    def optimizer_begins(self) -> None:
+        self._refresh()
+        self._guarded("phases", lambda: self._enter(OPTIMIZER, comm.OTHER))
+
+    def optimizer_ends(self) -> None:
+        self._guarded("phases", lambda: self._leave(OPTIMIZER))
+        if (ledger := self.ledger) is not None:
+            self._guarded("memory", ledger.optimizer_returned)
+
+    def _refresh(self) -> None:
+        if (ledger := self.ledger) is not None:
+            self._guarded("memory", ledger.refresh)
+
+    def said(self, probe: str, checked: str = OK) -> str:
+        """What this probe has to say about itself: its failure, else what the check at the start said."""
+        return self.health.get(probe, checked)

@@ -1,0 +1,486 @@
+"""`watch`: one training loop with its probes, its messages, and the stop and pause that all ranks agree on.
+
+Without a hub it is a null object that wraps nothing; the number of steps that was launched still ends the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import msgspec
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fsdp_tui.runner import devices, structure, torch_ddp, torch_dist
+from fsdp_tui.runner.agreement import Agreement, Requests
+from fsdp_tui.runner.allocators import allocator_for
+from fsdp_tui.runner.clocks import Clock, clock_for
+from fsdp_tui.runner.collectives import Collectives, StepCalls
+from fsdp_tui.runner.interpose import OK, Interposer, not_available
+from fsdp_tui.runner.ledger import Ledger
+from fsdp_tui.runner.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, Phases, StepTimes
+from fsdp_tui.runner.probes import Probes
+from fsdp_tui.telemetry.messages import CATEGORIES, Comm, Gauge, Goodbye, Hello, Message, Step, Structure
+
+T = TypeVar("T")
+
+
+class Sender(Protocol):
+    """What takes messages off the training thread (`runner.sender.Sender`)."""
+
+    requested: Requests
+    step: int
+    paused: bool
+    read_gauges: Callable[[], Gauge] | None
+
+    @property
+    def dropped(self) -> int: ...
+
+    def put(self, message: Message) -> None: ...
+
+    def close(self, goodbye: Goodbye, timeout_s: float = 2.0) -> None: ...
+
+
+class _Wishes:
+    """Requests that nobody makes."""
+
+    stop = False
+    pause = False
+
+
+class _Nobody:
+    """A sender without a hub."""
+
+    def __init__(self) -> None:
+        self.requested: Requests = _Wishes()
+        self.step = 0
+        self.paused = False
+        self.read_gauges: Callable[[], Gauge] | None = None
+        self.dropped = 0
+
+    def put(self, message: Message) -> None: ...
+
+    def close(self, goodbye: Goodbye, timeout_s: float = 2.0) -> None: ...
+
+
+class Run(contextlib.AbstractContextManager["Run", None]):
+    """A training loop, as its script sees it. This one watches nothing; it counts steps and ends at `FSDP_TUI_STEPS`."""
+
+    def __init__(self, max_steps: int | None) -> None:
+        self._max_steps = max_steps
+        self.steps = 0
+        """Optimizer steps so far."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def step(self, loss: Tensor | float | None = None, tokens: int | None = None) -> bool:
+        """Call once after each optimizer step; when it returns False, leave the loop.
+
+        Args:
+            loss: this rank's loss of the step; with accumulation, the mean over its backwards.
+            tokens: tokens this rank trained on in this step; None: counted from the model's integer inputs.
+        """
+        self.steps += 1
+        return self._max_steps is None or self.steps < self._max_steps
+
+    def batches(self, iterable: Iterable[T]) -> Iterator[T]:
+        """The same items; the time spent waiting for each is the step's input phase."""
+        yield from iterable
+
+
+class _Pending(NamedTuple):
+    """A step that is over and whose figures may still be on their way from the device."""
+
+    step: Step
+    times: StepTimes
+    calls: StepCalls | None
+    loss: _Loss | None
+
+
+class _Loss:
+    """A loss on its way to the host: copied without a synchronisation, read once the copy is done."""
+
+    def __init__(self, value: Tensor | float, clock: Clock) -> None:
+        self._value: Tensor | float = value
+        self._clock, self._mark = clock, None
+        if isinstance(value, Tensor):
+            value = value.detach()
+            if value.is_cuda:
+                host = torch.empty((), dtype=value.dtype, pin_memory=True)
+                host.copy_(value.reshape(()), non_blocking=True)
+                self._value, self._mark = host, clock.mark()
+            else:
+                self._value = float(value)
+
+    def ready(self) -> bool:
+        return self._mark is None or self._clock.ready(self._mark)
+
+    def read(self) -> float:
+        self._clock.release([self._mark])
+        return float(self._value)
+
+
+_current: WatchedRun | None = None
+
+
+class WatchedRun(Run):
+    """A training loop whose every step is measured and sent."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        connect: Callable[[Hello], Sender],
+        max_steps: int | None,
+    ) -> None:
+        super().__init__(max_steps)
+        self._model = model
+        self._optimizers = optimizers
+        self._device = structure.current_device(model)
+        self._rank = dist.get_rank() if _distributed() else int(os.environ.get("RANK", "0"))
+        self._incarnation = time.time_ns()
+        self._seq = 0
+        self._pending: deque[_Pending] = deque()
+        self._structure: Structure | None = None
+        self._structure_key: Any = None
+        self._hooks: list[Any] = []
+        self._interposer = Interposer()
+        # Every rank creates the agreement's group here, before anything that could fail on one rank alone.
+        self._sender = self._connected(connect)
+        self._agreement = Agreement(self._sender.requested)
+        self._clock = clock_for(self._device)
+        self._wrapped = self._inspected()
+        self._checks: dict[str, str] = {}
+        self.probes = self._make_probes()
+        self._readings = devices.Devices(self._device)
+
+    # Making
+
+    def _hello(self) -> Hello:
+        process = psutil.Process()
+        return Hello(
+            rank=self._rank,
+            world_size=dist.get_world_size() if _distributed() else 1,
+            incarnation=self._incarnation,
+            host=socket.gethostname(),
+            pid=process.pid,
+            pid_started=process.create_time(),
+            device=str(self._device),
+            device_name=devices.device_name(self._device),
+            capacity_bytes=devices.capacity_bytes(self._device),
+            backend=dist.get_backend() if _distributed() else "none",
+            versions={"python": platform.python_version(), "torch": torch.__version__},
+        )
+
+    def _connected(self, connect: Callable[[Hello], Sender]) -> Sender:
+        try:
+            return connect(self._hello())
+        except Exception as error:  # noqa: BLE001  # the training is worth more than its telemetry
+            # The rank still takes part in the agreement: the others wait for it there.
+            _complain(f"rank {self._rank} trains unwatched: {type(error).__name__}: {error}")
+            return _Nobody()
+
+    def _inspected(self) -> structure.Wrapped:
+        try:
+            return structure.inspect(self._model, self._device.type)
+        except Exception as error:  # noqa: BLE001  # private state of torch: anything may happen in another version
+            return structure.unreadable(self._model, error)
+
+    def _make_probes(self) -> Probes:
+        wrapped, cpu = self._wrapped, self._device.type == "cpu"
+        allocator, heap_said = allocator_for(self._device)
+        self._checks = {
+            "memory": wrapped.check,
+            "activations": heap_said,
+            "collectives": torch_dist.check() if wrapped.api != "ddp" else torch_ddp.NO_TIMES,
+            "phases": OK,
+            "input": not_available("the loop does not iterate over run.batches(...)"),
+        }
+        ledger = Ledger(
+            self._model,
+            self._optimizers,
+            wrapped.units,
+            wrapped.shared,
+            wrapped.plain,
+            allocator,
+            self._device.type,
+            fixed=self._bucket_memory,
+            blind=wrapped.blind,
+        )
+        collectives = Collectives(self._clock, {id(unit.owner): at for at, unit in enumerate(wrapped.units)}, cpu)
+        return Probes(Phases(self._clock, frozenset({FORWARD, BACKWARD, OPTIMIZER})), collectives, ledger)
+
+    def _bucket_memory(self) -> int:
+        ddp = self._wrapped.ddp
+        return torch_ddp.buffer_bytes(ddp) if ddp is not None and self._wrapped.check == OK else 0
+
+    # Begin and end
+
+    def __enter__(self) -> Self:
+        global _current
+        if _current is not None:
+            raise RuntimeError("watch: another training loop of this process is being watched")
+        _current = self
+        self.probes.after_forward = self._send_structure
+        self._sender.read_gauges = self._gauges
+        if isinstance(self._sender, _Nobody):
+            self.probes.on = False
+        else:
+            self._install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _current
+        _current = None
+        self._remove()
+        self._agreement.close(failed=error is not None)
+        if error is None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # training is over: the last figures may be waited for
+        self._send_ready(all_of_them=error is None)
+        last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1] if error is not None else ""
+        reason = "error" if error is not None else "stopped" if self._agreement.stopped else "finished"
+        self._sender.read_gauges = None
+        self._sender.close(
+            Goodbye(rank=self._rank, incarnation=self._incarnation, reason=reason, steps=self.steps, error=last[:2000])
+        )
+
+    def _install(self) -> None:
+        probes, interposer = self.probes, self._interposer
+        if self._checks["collectives"] == OK:
+            torch_dist.install(interposer, probes)
+        if self._wrapped.install is not None:
+            self._wrapped.install(interposer, probes)
+
+        def forward_begins(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if probes.on and self._trains():
+                probes.forward_begins(args, kwargs)
+
+        def forward_ends(*_: Any) -> None:
+            if probes.on and probes.phases.current == FORWARD:
+                probes.forward_ends()
+
+        self._hooks += [
+            self._model.register_forward_pre_hook(forward_begins, prepend=True, with_kwargs=True),
+            self._model.register_forward_hook(forward_ends),
+        ]
+        for optimizer in self._optimizers:
+            self._hooks += [
+                optimizer.register_step_pre_hook(lambda *_: probes.optimizer_begins() if probes.on else None),
+                optimizer.register_step_post_hook(lambda *_: probes.optimizer_ends() if probes.on else None),
+            ]
+        for owner in (Tensor, torch.autograd):
+            interposer.wrap(owner, "backward", lambda original: _watched_backward(probes, original))
+
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled()  # an evaluation is no part of a step's forward
+
+    def _remove(self) -> None:
+        self.probes.on = False
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._interposer.remove()
+
+    # A step
+
+    def step(self, loss: Tensor | float | None = None, tokens: int | None = None) -> bool:
+        began = time.perf_counter_ns()
+        self.steps += 1
+        if self.probes.on:
+            try:
+                self._finish_step(loss, tokens, began)
+            except Exception as error:  # noqa: BLE001  # a step that cannot be told must not end the training
+                self.probes.health["session"] = not_available(f"{type(error).__name__}: {error}")
+        self._sender.step = self.steps
+        if self._max_steps is not None and self.steps >= self._max_steps:
+            return False
+        return self._agreement.at_boundary(self._on_pause)
+
+    def _finish_step(self, loss: Tensor | float | None, tokens: int | None, began: int) -> None:
+        probes = self.probes
+        times = probes.phases.finish_step()
+        memory: list[int | None] = [None] * (len(CATEGORIES) + 1)
+        peak, peak_phase, peak_unit = list(memory), "", -1
+        if (ledger := probes.ledger) is not None:
+            if ledger.end is None:  # no optimizer of ours stepped
+                ledger.optimizer_returned()
+            memory = ledger.end or memory
+            peak, peak_phase, peak_unit = ledger.peak()
+        calls = None
+        if probes.collectives is not None:
+            if self._wrapped.ddp is not None and self._wrapped.check == OK and torch_ddp.reduces(self._wrapped.ddp):
+                probes.collectives.buckets_reduced(torch_ddp.bucket_bytes(self._wrapped.ddp))
+            calls = probes.collectives.take()
+        if tokens is None and probes.tokens_known:
+            tokens = probes.tokens
+        probes.tokens, probes.tokens_known = 0, False
+        held = _Loss(loss, self._clock) if loss is not None else None
+        self._send_structure()
+        overhead, probes.overhead_ns = probes.overhead_ns, 0
+        step = Step(
+            rank=self._rank,
+            seq=0,
+            step=self.steps,
+            ended_ns=time.time_ns(),
+            step_ns=0,
+            phases_ns=[],
+            loss=None,
+            tokens=tokens,
+            memory=memory,
+            peak=peak,
+            peak_phase=peak_phase,
+            peak_unit=peak_unit,
+            dropped=0,
+            overhead_ns=overhead + time.perf_counter_ns() - began,
+        )
+        self._pending.append(_Pending(step, times, calls, held))
+        self._send_ready(all_of_them=False)
+        if ledger is not None:
+            ledger.start_step()
+
+    def _send_ready(self, *, all_of_them: bool) -> None:
+        while self._pending:
+            waiting = self._pending[0]
+            parts = (waiting.times, waiting.calls, waiting.loss)
+            if not all_of_them and not all(part.ready() for part in parts if part is not None):
+                return
+            self._pending.popleft()
+            step_ns, phases_ns = waiting.times.read()
+            step = msgspec.structs.replace(
+                waiting.step,
+                seq=self._next_seq(),
+                step_ns=step_ns,
+                phases_ns=phases_ns,
+                loss=None if waiting.loss is None else waiting.loss.read(),
+                dropped=self._sender.dropped,
+            )
+            self._sender.put(step)
+            if waiting.calls is not None:
+                columns = waiting.calls.columns()
+                self._sender.put(Comm(rank=self._rank, seq=self._next_seq(), step=step.step, **columns))
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _send_structure(self) -> None:
+        """Sends the structure if it is not what was sent last."""
+        probes = self.probes
+        groups = probes.collectives.groups if probes.collectives is not None else []
+        said = {name: probes.said(name, checked) for name, checked in self._checks.items()}
+        said |= {name: why for name, why in probes.health.items() if name not in said}
+        key = (probes.ledger.walks if probes.ledger else 0, len(groups), self.steps < 2, tuple(said.items()))
+        if key == self._structure_key:
+            return
+        self._structure_key = key
+        built = structure.build(self._rank, self._model, self._wrapped, probes.ledger, groups, said)
+        if built != self._structure:
+            self._structure = built
+            self._sender.put(built)
+
+    def _on_pause(self, paused: bool) -> None:
+        self._sender.paused = paused
+        if not paused:
+            self.probes.phases.restart_step()
+
+    def _gauges(self) -> Gauge:
+        values, missing = self._readings.read()
+        return Gauge(rank=self._rank, taken_ns=time.time_ns(), values=values, missing=missing)
+
+    def batches(self, iterable: Iterable[T]) -> Iterator[T]:
+        probes = self.probes
+        probes.phases.watch(INPUT)
+        self._checks["input"] = OK
+        items = iter(iterable)
+        while True:
+            watching = probes.on
+            if watching:
+                probes.phases.enter(INPUT)
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                if watching:
+                    probes.phases.leave(INPUT)
+            yield item
+
+
+def _watched_backward(probes: Probes, original: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+        if not probes.on or not isinstance(loss, Tensor):
+            return original(loss, *args, **kwargs)
+        probes.backward_begins(loss)
+        try:
+            return original(loss, *args, **kwargs)
+        finally:
+            probes.backward_ends()
+
+    return backward
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def watch(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Run:
+    """Watches a training loop: a context manager whose `step` is called once after each optimizer step.
+
+    The run is the one that launched this process (`FSDP_TUI_RUN`, the path of its run.json). Without one, with
+    `FSDP_TUI_TELEMETRY=off`, or when the hub cannot be reached, nothing is watched and nothing is wrapped.
+    """
+    steps = os.environ.get("FSDP_TUI_STEPS", "")
+    max_steps = int(steps) if steps.isdigit() and int(steps) > 0 else None
+    run_file = os.environ.get("FSDP_TUI_RUN")
+    if not run_file or os.environ.get("FSDP_TUI_TELEMETRY") == "off":
+        return Run(max_steps)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    from fsdp_tui.runner import sender
+
+    def connect(hello: Hello) -> Sender:
+        return sender.Sender.connect(Path(run_file), hello)
+
+    return WatchedRun(model, optimizers, connect, max_steps)
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Every probe is a pass-through inside: for measuring what watching costs, or for a part that is no training."""
+    run = _current
+    if run is None or not run.probes.on:
+        yield
+        return
+    run.probes.on = False
+    try:
+        yield
+    finally:
+        run.probes.on = True
+        run.probes.phases.restart_step()
+        if run.probes.ledger is not None:
+            run.probes.ledger.start_step()
+
+
+def _complain(text: str) -> None:
+    print(f"fsdp-tui: {text}", file=sys.stderr)

@@ -1,0 +1,186 @@
+"""FSDP1 (`FullyShardedDataParallel`): its flat-parameter handles, what they hold, and when that changes.
+
+Everything here reads private state of `torch.distributed.fsdp._flat_param` and `_runtime_utils`, which torch has frozen;
+`check` and `check_handle` say so if that ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+from torch import Tensor, nn
+
+from fsdp_tui.runner.interpose import Interposer, Observer, missing_names, not_available, without
+from fsdp_tui.runner.storages import storage_bytes
+
+METHODS = ("unshard", "reshard")
+FUNCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")
+HANDLE_NAMES = ("flat_param", "uses_sharded_strategy", "world_size")
+PARAM_NAMES = ("_shapes", "_sharded_size")
+FULL = ("_full_param_padded", "_full_prec_full_param_padded", "_mp_shard")
+"""Tensors of a flat parameter that exist only while it is unsharded; their storages are resized to 0 between."""
+
+
+def _handle_class() -> type:
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    return FlatParamHandle
+
+
+def _runtime() -> Any:
+    from torch.distributed.fsdp import _runtime_utils
+
+    return _runtime_utils
+
+
+def check(handle_class: type | None = None, runtime: Any = None) -> str:
+    """ "ok", or why the events of FSDP1 cannot be seen with this torch."""
+    try:
+        missing = missing_names(handle_class or _handle_class(), METHODS)
+        return without(missing + missing_names(runtime or _runtime(), FUNCTIONS))
+    except ImportError as error:
+        return not_available(str(error))
+
+
+def check_handle(handle: Any) -> str:
+    """ "ok", or why the memory that this handle holds cannot be read."""
+    missing = missing_names(handle, HANDLE_NAMES)
+    if hasattr(handle, "flat_param"):
+        missing += missing_names(handle.flat_param, PARAM_NAMES)
+    return without(missing)
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    return bool(_wrappers(model))
+
+
+def _wrappers(model: nn.Module) -> list[tuple[str, Any]]:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, FullyShardedDataParallel)]
+
+
+def handles(model: nn.Module) -> list[tuple[str, Any]]:
+    """Every handle under the model with the name of its wrapper, in `named_modules` order."""
+    found = ((name, getattr(wrapper, "_handle", None)) for name, wrapper in _wrappers(model))
+    return [(name, handle) for name, handle in found if handle is not None]
+
+
+def root_strategy(model: nn.Module) -> tuple[str, int, int]:
+    """Sharding that PyTorch runs (its ShardingStrategy name in lower case), shard group size and replicas."""
+    wrapper = _wrappers(model)[0][1]
+    name = wrapper.sharding_strategy.name.lower().removeprefix("_")
+    shard = wrapper.process_group.size()
+    between = getattr(wrapper, "_inter_node_pg", None)
+    replicas = between.size() if between is not None else 1
+    return name, shard, replicas
+
+
+class Fsdp1Unit:
+    """One flat parameter. `memory` is O(1)."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        self.name = name
+        self.owner = handle
+        flat = handle.flat_param
+        self.params = sum(prod(shape) for shape in flat._shapes)
+        self.trainable_params = self.params if flat.requires_grad else 0
+        self.param_bytes = self.params * flat.element_size()
+        self.shard_bytes = storage_bytes(flat)
+        self._shard_numel = prod(flat._sharded_size)
+        compute = getattr(handle, "_fwd_bwd_param_dtype", None) or flat.dtype
+        sharded = handle.uses_sharded_strategy
+        self.unsharded_bytes = self._shard_numel * handle.world_size * compute.itemsize if sharded else 0
+
+    def memory(self) -> tuple[int, int, int, int]:
+        """Bytes of param_unsharded, grad_shard, grad_unsharded and comm_buffer that the handle holds now."""
+        reduced = unreduced = 0
+        counted: set[int] = set()
+        for category, grad in self._grads():
+            key = grad.untyped_storage()._cdata
+            if key in counted:
+                continue
+            counted.add(key)
+            if category == "grad_shard":
+                reduced += storage_bytes(grad)
+            else:
+                unreduced += storage_bytes(grad)
+        return sum(storage_bytes(tensor) for tensor in self._unsharded()), reduced, unreduced, 0
+
+    def tensors(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Every tensor that the handle holds now, with its category; a storage may come twice."""
+        flat = self.owner.flat_param
+        yield "param_shard", getattr(flat, "_local_shard", None)
+        for tensor in self._unsharded():
+            yield "param_unsharded", tensor
+        if not hasattr(flat, "_local_shard"):  # before the first forward
+            yield "param_shard", flat.data
+        yield from self._grads()
+
+    def _unsharded(self) -> Iterator[Tensor]:
+        for name in FULL:
+            tensor = getattr(self.owner.flat_param, name, None)
+            if tensor is not None:
+                yield tensor
+
+    def _grads(self) -> Iterator[tuple[str, Tensor]]:
+        flat = self.owner.flat_param
+        for name in ("_saved_grad_shard", "_cpu_grad"):
+            saved = getattr(flat, name, None)
+            if saved is not None:
+                yield "grad_shard", saved
+        if flat.grad is not None:
+            whole = self.owner.uses_sharded_strategy and flat.grad.numel() != self._shard_numel
+            yield ("grad_unsharded" if whole else "grad_shard"), flat.grad
+
+
+def install(interposer: Interposer, observer: Observer) -> None:
+    """Wraps the two methods that gather and free a flat parameter, and the two functions that reduce its gradient."""
+    handle_class, runtime = _handle_class(), _runtime()
+    interposer.wrap(handle_class, "unshard", lambda original: _unshard(observer, original))
+    interposer.wrap(handle_class, "reshard", lambda original: _reshard(observer, original))
+    for name in FUNCTIONS:
+        interposer.wrap(runtime, name, lambda original: _reduce(observer, original))
+
+
+def _unshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def unshard(handle: Any) -> Any:
+        if not observer.on:
+            return original(handle)
+        observer.begin(handle)
+        try:
+            result = original(handle)
+        finally:
+            observer.end()
+        observer.changed(handle)
+        return result
+
+    return unshard
+
+
+def _reshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def reshard(handle: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(handle, *args, **kwargs)
+        if observer.on:
+            observer.changed(handle)
+        return result
+
+    return reshard
+
+
+def _reduce(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce(state: Any, handle: Any) -> Any:
+        if not observer.on:
+            return original(state, handle)
+        observer.reducing(handle)
+        observer.begin(handle)
+        try:
+            result = original(state, handle)
+        finally:
+            observer.end()
+            observer.reduced(handle)
+        return result
+
+    return reduce

@@ -1,0 +1,277 @@
+"""FSDP2 (`fully_shard`): its parameter groups, what they hold, and the moments at which that changes.
+
+Everything here reads private state of `torch.distributed.fsdp._fully_shard`. The methods wrapped have had the same
+signatures since torch 2.6; `check` and `check_group` say so when that ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Any
+
+from torch import Tensor, nn
+
+from fsdp_tui.runner.interpose import Interposer, Observer, missing_names, not_available, without
+from fsdp_tui.runner.storages import local_tensor, storage_bytes
+
+METHODS = ("unshard", "wait_for_unshard", "reshard", "post_backward")
+GROUP_NAMES = (
+    "fsdp_params",
+    "comm_ctx",
+    "mesh_info",
+    "mp_policy",
+    "is_unsharded",
+    "is_sharded_post_forward",
+    "_all_gather_result",
+    "_partial_reduce_output",
+)
+PARAM_NAMES = (
+    "sharded_param",
+    "padded_sharded_param_size",
+    "all_gather_outputs",
+    "unsharded_accumulated_grad",
+    "_sharded_param_data",
+)
+
+
+def _group_class() -> type:
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    return FSDPParamGroup
+
+
+def check(group_class: type | None = None) -> str:
+    """ "ok", or why the events of FSDP2 cannot be seen with this torch."""
+    try:
+        return without(missing_names(group_class or _group_class(), METHODS))
+    except ImportError as error:
+        return not_available(str(error))
+
+
+def check_group(group: Any) -> str:
+    """ "ok", or why the memory that this parameter group holds cannot be read."""
+    missing = missing_names(group, GROUP_NAMES)
+    if "fsdp_params" not in {name.rpartition(".")[2] for name in missing} and group.fsdp_params:
+        missing += missing_names(group.fsdp_params[0], PARAM_NAMES)
+    return without(missing)
+
+
+def groups(model: nn.Module) -> list[tuple[str, Any]]:
+    """Every parameter group under the model with the name of its (first) module, in `named_modules` order."""
+    found: dict[int, tuple[str, Any]] = {}
+    for name, module in model.named_modules():
+        state_of = getattr(module, "_get_fsdp_state", None)
+        if state_of is None:
+            continue
+        state = state_of()
+        in_state = getattr(state, "_fsdp_param_groups", None)  # torch before 2.12 has one group at most
+        if in_state is None:
+            single = getattr(state, "_fsdp_param_group", None)
+            in_state = [single] if single is not None else []
+        for group in in_state:
+            found.setdefault(id(group), (name, group))
+    return list(found.values())
+
+
+def unshard_asynchronously(model: nn.Module) -> bool:
+    """Lets explicitly prefetched all-gathers run beside compute on a backend without streams; False if it cannot."""
+    switch = getattr(model, "_set_unshard_async_op", None)
+    if switch is None:
+        return False
+    switch(True)
+    return True
+
+
+def shard_group_size(group: Any) -> int:
+    return int(getattr(group.mesh_info, "shard_mesh_size", 1))
+
+
+def replicas(group: Any) -> int:
+    return int(getattr(group.mesh_info, "replicate_mesh_size", 1))
+
+
+def kept_after_forward(group: Any) -> int | None:
+    """Ranks over which the group's parameters stay split between forward and backward; None: kept whole."""
+    mesh = getattr(group, "post_forward_mesh_info", None)
+    return None if mesh is None else int(getattr(mesh, "shard_mesh_size", 1))
+
+
+class Fsdp2Unit:
+    """One parameter group. `memory` costs a few attribute reads per parameter of the group and never touches data."""
+
+    def __init__(self, name: str, group: Any) -> None:
+        self.name = name
+        self.owner = group
+        self._params: list[Any] = list(group.fsdp_params)
+        self.params = sum(param.sharded_param.numel() for param in self._params)  # of a DTensor: over all ranks
+        self.trainable_params = sum(p.sharded_param.numel() for p in self._params if p.sharded_param.requires_grad)
+        self.param_bytes = sum(p.sharded_param.numel() * p.sharded_param.element_size() for p in self._params)
+        self.shard_bytes = sum(storage_bytes(param._sharded_param_data) for param in self._params)
+        compute = group.mp_policy.param_dtype
+        sizes = [prod(p.padded_sharded_param_size) * (compute or p.sharded_param.dtype).itemsize for p in self._params]
+        self.unsharded_bytes = shard_group_size(group) * sum(sizes)
+        self._grad_shard_bytes: int | None = None
+
+    def memory(self) -> tuple[int, int, int, int]:
+        """Bytes of param_unsharded, grad_shard, grad_unsharded and comm_buffer that the group holds now."""
+        group = self.owner
+        unsharded = self.unsharded_bytes if group.is_unsharded else 0
+        if group.is_sharded_post_forward:
+            unsharded += sum(storage_bytes(p._sharded_post_forward_param_data) for p in self._params)
+        reduced = unreduced = 0
+        if any(param.sharded_param.grad is not None for param in self._params):
+            if self._grad_shard_bytes is None:
+                grads = [local_tensor(p.sharded_param.grad) for p in self._params if p.sharded_param.grad is not None]
+                self._grad_shard_bytes = _distinct_bytes(grads)
+            reduced = self._grad_shard_bytes
+        else:
+            self._grad_shard_bytes = None
+        for param in self._params:
+            whole = getattr(param, "_unsharded_param", None)
+            if whole is not None and whole.grad is not None:
+                unreduced += whole.grad.numel() * whole.grad.element_size()
+            if param.unsharded_accumulated_grad is not None:
+                unreduced += storage_bytes(local_tensor(param.unsharded_accumulated_grad))
+        if group._partial_reduce_output is not None:
+            unreduced += storage_bytes(group._partial_reduce_output)
+        pending = group._all_gather_result
+        buffers = storage_bytes(pending.all_gather_output) if pending is not None else 0
+        all_reduce = _all_reduce_input(group)
+        if all_reduce is not None:
+            buffers += storage_bytes(all_reduce)
+        return unsharded, reduced, unreduced, buffers
+
+    def tensors(self) -> Iterator[tuple[str, Tensor | None]]:
+        """Every tensor that the group holds now, with its category; a storage may come twice."""
+        group = self.owner
+        for param in self._params:
+            yield "param_shard", param._sharded_param_data
+            yield "param_shard", local_tensor(param.sharded_param)
+            yield "param_unsharded", getattr(param, "_sharded_post_forward_param_data", None)
+            for tensor in (*param.all_gather_outputs, *getattr(param, "_unsharded_inner_tensors", ())):
+                yield "param_unsharded", tensor
+            if param.sharded_param.grad is not None:
+                yield "grad_shard", local_tensor(param.sharded_param.grad)
+            whole = getattr(param, "_unsharded_param", None)
+            for grad in (None if whole is None else whole.grad, param.unsharded_accumulated_grad):
+                if grad is not None:
+                    yield "grad_unsharded", local_tensor(grad)
+        yield "grad_unsharded", group._partial_reduce_output
+        if group._all_gather_result is not None:
+            yield "comm_buffer", group._all_gather_result.all_gather_output
+        yield "comm_buffer", _all_reduce_input(group)
+
+
+class Fsdp2Buffers:
+    """The collective buffers that outlive their group's turn: they belong to the context all groups of a root share.
+
+    An all-gather's output in forward is held until the next group has copied its own out, or until the root's forward
+    ends; a reduce-scatter's input until the next group reduces, or until backward ends.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def memory(self) -> tuple[int, int, int, int]:
+        return 0, 0, 0, sum(storage_bytes(tensor) for _, tensor in self.tensors() if tensor is not None)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor | None]]:
+        context = self._group.comm_ctx
+        gathered = getattr(context, "all_gather_state", None)
+        if gathered is not None:
+            yield "comm_buffer", gathered.all_gather_result.all_gather_output
+        states = getattr(context, "reduce_scatter_states", None)
+        if states is None:  # torch before 2.12 has one
+            states = [getattr(context, "reduce_scatter_state", None)]
+        for state in states:
+            if state is not None:
+                yield "comm_buffer", state.reduce_scatter_input
+
+
+def install(interposer: Interposer, observer: Observer) -> None:
+    """Wraps the four methods of a parameter group at which its memory changes or its collectives are issued."""
+    group_class = _group_class()
+    interposer.wrap(group_class, "unshard", lambda original: _unshard(observer, original))
+    interposer.wrap(group_class, "wait_for_unshard", lambda original: _wait_for_unshard(observer, original))
+    interposer.wrap(group_class, "reshard", lambda original: _reshard(observer, original))
+    interposer.wrap(group_class, "post_backward", lambda original: _post_backward(observer, original))
+
+
+def _unshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def unshard(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if not observer.on:
+            return original(group, *args, **kwargs)
+        observer.begin(group)
+        try:
+            result = original(group, *args, **kwargs)
+        finally:
+            observer.end()
+        observer.changed(group)
+        return result
+
+    return unshard
+
+
+def _wait_for_unshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait_for_unshard(group: Any) -> Any:
+        pending = group._all_gather_result if observer.on else None
+        if pending is None:
+            return original(group)
+        observer.waiting(group)
+        # On a CPU the original would wait for an asynchronous all-gather and copy out in one call: waiting here first
+        # tells the two apart. On CUDA the wait is the stream's, and the original issues it.
+        if group.device.type == "cpu" and pending.all_gather_work is not None:
+            pending.all_gather_work.wait()
+        observer.waited(group)
+        result = original(group)
+        held = getattr(group.comm_ctx, "all_gather_state", None)
+        deferred = held is not None and held.all_gather_result is pending
+        observer.unsharded(group, 0 if deferred else storage_bytes(pending.all_gather_output))
+        return result
+
+    return wait_for_unshard
+
+
+def _reshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def reshard(group: Any) -> Any:
+        result = original(group)
+        if observer.on:
+            observer.changed(group)
+        return result
+
+    return reshard
+
+
+def _post_backward(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def post_backward(group: Any, *args: Any) -> Any:
+        if not observer.on:
+            return original(group, *args)
+        observer.reducing(group)
+        observer.begin(group)
+        try:
+            result = original(group, *args)
+        finally:
+            observer.end()
+            observer.reduced(group)
+        return result
+
+    return post_backward
+
+
+def _all_reduce_input(group: Any) -> Tensor | None:
+    """The buffer of a hybrid all-reduce, if it is not the gradient's own storage (it is unless types differ)."""
+    state = getattr(group, "_all_reduce_state", None)
+    if state is None or state[0].dtype == getattr(group, "_orig_dtype", None):
+        return None
+    buffer: Tensor = state[0]
+    return buffer
+
+
+def _distinct_bytes(tensors: list[Tensor]) -> int:
+    sizes = {tensor.untyped_storage()._cdata: storage_bytes(tensor) for tensor in tensors}
+    return sum(sizes.values())
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    return any(hasattr(module, "_get_fsdp_state") for module in model.modules())
