@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES
-from fsdp_tui.tui.format import UNKNOWN, Unit, count, fit, in_unit, scale_for
+from fsdp_tui.tui.format import UNKNOWN, Unit, change, count, fit, in_unit, known, scale_for
 from fsdp_tui.tui.theme import GROUPS, SEVERITY_GLYPHS, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Chart, Row, crop, flow, row_width
 from fsdp_tui.tui.widgets.heat import draw_heat, heat_key
@@ -176,6 +176,78 @@ def rank_bars(
         flags=flags,
         selected=order.index(selected_rank) if selected_rank in order else None,
     )
+
+
+def state_bytes(memory: Sequence[Sequence[int | None] | None]) -> Floats:
+    """Model states of each row: parameters, gradients and optimizer that it stores; NaN if one is not known."""
+    empty = (None,) * len(CATEGORIES)
+    table = np.array([list(row or empty)[: len(empty)] for row in memory], dtype=float).reshape(-1, len(empty))
+    states: Floats = table[:, [CATEGORIES.index(name) for name in ("param_shard", "grad_shard", "optimizer")]].sum(
+        axis=1
+    )
+    return states
+
+
+def run_bars(
+    names: Sequence[str],
+    memory: Sequence[Sequence[int | None] | None],
+    *,
+    peak_bytes: Sequence[int | None],
+    theory_bytes: Sequence[float | None],
+    device: bool = False,
+    flags: Sequence[str] = (),
+    selected: int | None = None,
+) -> Bars:
+    """The bars of the Compare screen: one per run, all on the scale of the largest.
+
+    Args:
+        names: Of the runs.
+        memory: Memory columns of each run's worst rank, as on the wire.
+        peak_bytes: Measured peak of that rank.
+        theory_bytes: What theory says its model states are.
+        device: See `group_bytes`.
+        flags: Severity per run ("" for none).
+        selected: Index of the run that the cursor is on.
+    """
+    groups, total = group_bytes(memory, device=device)
+    peak, theory = (np.array(list(values), dtype=float) for values in (peak_bytes, theory_bytes))
+    states = state_bytes(memory)
+    scale = round_scale(_nanmax(np.concatenate([total, peak, theory, np.nansum(groups, axis=1)])))
+    differences = [change(s, t) if known(s) and known(t) else UNKNOWN for s, t in zip(states, theory, strict=True)]
+    return Bars(
+        labels=list(names),
+        groups=groups,
+        total=total,
+        peak=peak,
+        ideal=theory,
+        scale_bytes=scale,
+        unit=_finer(scale_for([scale])),
+        columns=[
+            Column("peak", peak, essential=True),
+            Column("states", states),
+            Column("theory", theory),
+            Column("diff", differences),
+        ],
+        flags=flags,
+        selected=selected,
+        heading="run",
+        what="runs",
+        ideal_label="theory of states",
+        peak_label="peak, worst rank",
+    )
+
+
+def spread(bars: Bars) -> Row:
+    """How far the peaks are apart: "spread  min 42.7  median 44.3  max 61.2 (5)"."""
+    good = np.flatnonzero(np.isfinite(bars.peak))
+    if not len(good):
+        return [("spread ", QUIET), (UNKNOWN, LABEL)]
+    peaks = bars.peak[good]
+    worst = bars.labels[int(good[int(peaks.argmax())])]
+    row: Row = [("spread", QUIET)]
+    for name, value in (("min", peaks.min()), ("median", np.median(peaks)), ("max", peaks.max())):
+        row += [(f"  {name} ", QUIET), (in_unit(float(value), bars.unit), LABEL)]
+    return [*row, (f" ({bars.heading} {worst})", QUIET)]
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,9 @@ def draw_lines(plot: Plot, width: int, height: int, *, letters: bool = False) ->
     rows: list[Row] = []
     labelled = [s for s in shown if s.label]
     if len(labelled) > 1 and height >= 4:
-        names: list[Row] = [[("━ ", Ink(s.role, bold=True)), (s.label, LABEL)] for s in labelled]
+        names: list[Row] = [
+            [(f"{s.key if letters else '━'} ", Ink(s.role, bold=True)), (s.label, LABEL)] for s in labelled
+        ]
         legend, fitting = flow(names, width - 4)
         if fitting < len(names):
             legend.append((f" +{len(names) - fitting}", QUIET))
@@ -157,6 +159,8 @@ def draw_lines(plot: Plot, width: int, height: int, *, letters: bool = False) ->
         marks, gutter = {}, 0
     across = width - gutter - 1 if marks else width
     cells = _raster(shown, left, right, low, high, across, lines)
+    if letters and len(labelled) > 1:
+        cells = _lettered(cells, labelled, left, right, low, high, across)
     for y in range(lines):
         head: Row = (
             [(marks.get(y, "").rjust(gutter), QUIET), ("┤" if y in marks else "│", Ink("frame"))] if marks else []
@@ -175,6 +179,8 @@ class _Line:
     smooth: Floats | None
     role: str
     label: str
+    key: str
+    """The letter that doubles the colour."""
     bad: Floats
     """x of values that were measured and cannot be drawn."""
     unknown: Floats
@@ -193,7 +199,9 @@ def _prepared(series: Series, index: int, plot: Plot) -> _Line:
     drawn = placed(y)
     smooth = placed(rolling_mean(np.where(known, y, np.nan), series.smooth)) if series.smooth > 1 else None
     role = series.role or SERIES[index % len(SERIES)]
-    return _Line(x, drawn, smooth, role, series.label, x[known & np.isnan(drawn)], x[~known])
+    return _Line(
+        x, drawn, smooth, role, series.label, chr(ord("a") + index % 26), x[known & np.isnan(drawn)], x[~known]
+    )
 
 
 def _x_extent(lines: Sequence[_Line], window: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -276,6 +284,22 @@ def _raster(
         for at, glyph, ink in ((line.unknown, "┈", QUIET), (line.bad, "×", Ink("bad", bold=True))):
             for cell in _cells_of(at, left, right, width):
                 rows[-1] = _put(rows[-1], cell, glyph, ink)
+    return rows
+
+
+def _lettered(
+    rows: list[Row], lines: Sequence[_Line], left: float, right: float, low: float, high: float, width: int
+) -> list[Row]:
+    """Each line's letter on it, here and there and never in one column with another's: colours are not the only cue."""
+    rows = list(rows)
+    apart = max(16, 3 * len(lines))
+    for index, line in enumerate(lines):
+        lo, hi = column_ranges(line.x, line.y if line.smooth is None else line.smooth, left, right, width)
+        for cell in range(width - 1 - 3 * index, -1, -apart):
+            if np.isfinite(hi[cell]):
+                part = (high - (lo[cell] + hi[cell]) / 2) / (high - low)
+                y = min(len(rows) - 1, max(0, round(part * (len(rows) * 4 - 1)) // 4))
+                rows[y] = _put(rows[y], cell, line.key, Ink(line.role, bold=True))
     return rows
 
 

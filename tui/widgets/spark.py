@@ -1,4 +1,4 @@
-"""A trend in one line of text."""
+"""Trends and shares as plain text, for tables and titles."""
 
 from __future__ import annotations
 
@@ -33,3 +33,13 @@ def spark(values: NDArray[np.float64], width: int, *, low: float | None = None, 
     part = (np.where(good, values, low) - low) / span if span > 0 else np.full(len(values), 0.5)
     levels = np.clip((part * len(_BLOCKS)).astype(int), 0, len(_BLOCKS) - 1)
     return "".join(_BLOCKS[level] if ok else "·" for level, ok in zip(levels.tolist(), good.tolist(), strict=True))
+
+
+def gauge(value: float | None, scale: float, width: int) -> str:
+    """A value as a bar of exactly `width` cells, to an eighth of a cell; `?` where it is not known."""
+    if value is None or not np.isfinite(value) or not scale > 0:
+        return "?".ljust(width)[: max(0, width)]
+    if value > scale:
+        return ("█" * (width - 1) + "»")[: max(0, width)]
+    eighths = round(max(0.0, value) / scale * width * 8)
+    return ("█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else "")).ljust(width)

@@ -17,6 +17,8 @@ from fsdp_tui.tui.widgets.bars import (
     legend_rows,
     rank_bars,
     round_scale,
+    run_bars,
+    spread,
     worst_first,
 )
 from fsdp_tui.tui.widgets.chart import Row, row_text
@@ -194,6 +196,26 @@ def test_too_many_ranks_show_the_worst_and_a_heat_cell_for_each() -> None:
 def test_unknown_ranks_come_first_among_the_worst() -> None:
     bars = rank_bars(range(3), [memory(param_shard=1), None, memory(param_shard=2)], capacity_bytes=64 * GIB)
     assert worst_first(bars) == [1, 2, 0]
+
+
+def test_runs_are_compared_on_one_scale_with_their_theory() -> None:
+    bars = run_bars(
+        ["ddp", "zero3", "old"],
+        [memory(param_shard=8, grad_shard=8, optimizer=16.4, activation=4), memory(optimizer=4, activation=4), None],
+        peak_bytes=[38 * GIB, 9 * GIB, None],
+        theory_bytes=[32 * GIB, 4 * GIB, None],
+    )
+    assert bars.scale_bytes == 40 * GIB
+    text = [row_text(row) for row in draw_bars(bars, 100, 6, letters=True)]
+    assert text[0].split() == ["run", "40.00", "GiB", "peak", "states", "theory", "diff"]
+    assert re.search(r" 38\.00 +32\.40 +32\.00 +\+1\.2 %$", text[1].rstrip())
+    assert re.search(r" 9\.00 +4\.00 +4\.00 +0\.0 %$", text[2].rstrip())
+    assert re.search(r"(– +){3}–$", text[3].rstrip())
+
+
+def test_the_spread_names_the_worst_rank() -> None:
+    assert row_text(spread(ranks(8))) == "spread  min 33.0  median 35.5  max 39.0 (rank 6)"
+    assert row_text(spread(rank_bars([0], [None]))) == "spread –"
 
 
 def test_nothing_to_draw() -> None:

@@ -149,3 +149,12 @@ def test_any_data_in_any_space() -> None:
         rows = draw_lines(plot, width, height)
         assert 1 <= len(rows) <= height
         assert {len(row_text(row)) for row in rows} == {width}
+
+
+def test_letters_double_the_colours_of_several_lines() -> None:
+    plot = Plot(series=[Series(X, np.full(100, 1.0), "ddp"), Series(X, np.full(100, 3.0), "zero3")])
+    text = [row_text(row) for row in draw_lines(plot, 60, 9, letters=True)]
+    assert text[0].split() == ["a", "ddp", "b", "zero3"]
+    assert [line.count("b") > 1 and "a" not in line for line in text[1:-2]] == [True] + [False] * 5
+    assert text[-3].count("a") > 1
+    assert not any(c in row_text(row) for row in draw_lines(plot, 60, 9)[1:] for c in "ab")

@@ -9,7 +9,7 @@ from fsdp_tui.telemetry.messages import PHASES
 from fsdp_tui.tui.widgets.chart import row_text
 from fsdp_tui.tui.widgets.heat import draw_heat, heat_levels
 from fsdp_tui.tui.widgets.phases import PHASE_LOOKS, Phase, draw_phases, phase_bar, phase_legend
-from fsdp_tui.tui.widgets.spark import spark
+from fsdp_tui.tui.widgets.spark import gauge, spark
 
 MS = 1_000_000
 STEP = [
@@ -108,3 +108,12 @@ def test_spark(values: list[float], width: int, text: str) -> None:
 def test_sparks_with_given_ends_compare() -> None:
     assert spark(np.array([5.0]), 1, low=0, high=10) == "▅"
     assert spark(np.array([50.0, -1.0]), 2, low=0, high=10) == "█▁"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "    "), (5, "██  "), (1.25, "▌   "), (10, "████"), (11, "███»"), (-1, "    "), (None, "?   ")],
+)
+def test_gauge(value: float | None, text: str) -> None:
+    assert gauge(value, 10, 4) == text
+    assert gauge(value, 10, 0) == ""

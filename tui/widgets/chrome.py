@@ -1,0 +1,237 @@
+"""The lines around a screen's panes: what is watched, where one is, and which keys work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from textual.events import Click
+
+from fsdp_tui.telemetry.messages import ENDED
+from fsdp_tui.telemetry.view import RunView
+from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui.keys import KEYS, Key, keys_for, shown
+from fsdp_tui.tui.theme import STATE_MARKS, Ink, StateMark
+from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Chart, Row, crop, row_width
+
+STALE_NS = 3_000_000_000
+"""Ranks give a sign of life twice a second; after this long without one the picture is stale."""
+DAMAGED = StateMark("✗", "DAMAGED", "bad")
+
+
+def state_mark(state: str) -> StateMark:
+    """How a state looks; a state of a newer program reads as its own name."""
+    return STATE_MARKS.get(state) or (DAMAGED if state == "damaged" else StateMark("?", state.upper(), "note"))
+
+
+def data_age_ns(run: RunView, now_ns: int) -> int | None:
+    """Since the last sign of life of any rank; None before the first."""
+    seen = max((rank.seen_ns for rank in run.ranks if rank.seen_ns is not None), default=None)
+    return None if seen is None else max(0, now_ns - seen)
+
+
+def ranks_text(run: RunView) -> str:
+    """How many of which device: "8 × H100 80GB HBM3", "2 × CPU"."""
+    hello = next((rank.hello for rank in run.ranks if rank.hello), None)
+    if hello is None:
+        return f"{fmt.count(run.world_size or None)} ranks" if run.world_size != 1 else "1 rank"
+    device = "CPU" if hello.device == "cpu" else hello.device_name.removeprefix("NVIDIA ").strip() or hello.device
+    return f"{run.world_size:,} × {device}"
+
+
+def strategy_text(run: RunView) -> str:
+    """The strategy, and what PyTorch made of it where that differs."""
+    if run.requested and run.effective and run.requested != run.effective:
+        return f"{run.requested} → {run.effective}"
+    return run.effective or run.requested or fmt.UNKNOWN
+
+
+@dataclass(frozen=True)
+class HeaderFacts:
+    """What the header says of the open run, and when."""
+
+    run: RunView | None
+    live: bool
+    now_ns: int
+    name: str = ""
+    problem: str = ""
+    """Instead of everything else."""
+
+
+class _Part(NamedTuple):
+    need: int
+    """The largest goes first where room is short."""
+    row: Row
+
+
+def draw_header(facts: HeaderFacts, width: int) -> Row:
+    """One row: state, name, strategy, ranks, step, time, and at the right how old the data are."""
+    run = facts.run
+    if facts.problem or run is None:
+        mark = STATE_MARKS["failed"] if facts.problem else STATE_MARKS["starting"]
+        said = facts.problem or (f"opening {facts.name} …" if facts.name else "no run open")
+        return crop([(f" {mark.glyph} ", Ink(mark.role, bold=True)), (fmt.fit(said, max(0, width - 3)), LABEL)], width)
+    age = data_age_ns(run, facts.now_ns)
+    mark, extra, right = state_mark(run.state), "", ""
+    if run.state in ENDED:
+        ended = run.ended.ended_ns if run.ended else None
+        right = f"ended {fmt.duration(facts.now_ns - ended)} ago" if ended and facts.now_ns >= ended else "recorded"
+    elif age is not None and age > STALE_NS:
+        mark, extra = STATE_MARKS["stale"], f" {fmt.age(age).removesuffix(' old')}"
+        right = f"data {fmt.age(age)}"
+    else:
+        right = f"data {fmt.age(age)}" if age is not None else "no rank heard yet"
+    planned = run.launched.steps if run.launched else None
+    until = run.ended.ended_ns if run.ended else facts.now_ns
+    steps = f"step {run.steps:,}" + (f"/{planned:,}" if planned else "")
+    options = run.launched.options if run.launched else {}
+    precision = str(options.get("precision") or "")
+    changed = "→" in strategy_text(run)
+    parts = [
+        _Part(0, [(f"{mark.glyph} {mark.word}{extra}", Ink(mark.role, bold=True))]),
+        _Part(2, [(run.name or "unnamed", STRONG)]),
+        _Part(3, [(strategy_text(run), Ink("warn") if changed else LABEL)]),
+        _Part(7, [(precision, LABEL)] if precision else []),
+        _Part(4, [(ranks_text(run), LABEL)]),
+        _Part(1, [(steps, LABEL)]),
+        _Part(6, [(fmt.clock(until - run.started_ns), LABEL)] if run.started_ns and until >= run.started_ns else []),
+    ]
+    for wide in (right, right.removeprefix("data ").removeprefix("ended "), ""):
+        chosen = [part for part in parts if part.row]
+        room = width - 1 - (len(wide) + 3 if wide else 0)
+        # The age goes before the step and the strategy do.
+        enough = 3 if wide else 0
+        while _width(chosen) > room and max(part.need for part in chosen) > enough:
+            worst = max(part.need for part in chosen)
+            chosen = [part for part in chosen if part.need != worst]
+        if _width(chosen) <= room:
+            break
+    row: Row = [(" ", LABEL)]
+    for at, part in enumerate(chosen):
+        row += ([(" · " if at > 1 else "  ", QUIET)] if at else []) + part.row
+    row = row[:-1] + [(fmt.fit(row[-1][0], max(0, width - row_width(row[:-1]))), row[-1][1])] if row_width(row) > width else row
+    return crop([*row, (" " * max(0, width - row_width(row) - len(wide) - 1), LABEL), (wide, QUIET)], width)
+
+
+def _width(parts: Sequence[_Part]) -> int:
+    return sum(row_width(part.row) for part in parts) + max(0, 3 * len(parts) - 4)
+
+
+class Header(Chart):
+    """The first line."""
+
+    DEFAULT_CSS = "Header { height: 1; }"
+    facts = HeaderFacts(None, False, 0)
+
+    def show_facts(self, facts: HeaderFacts) -> None:
+        self.facts = facts
+        self.redraw()
+
+    def draw(self, width: int, height: int, letters: bool) -> list[Row]:
+        return [draw_header(self.facts, width)]
+
+
+TABS = tuple(key for key in KEYS if key.id.startswith("show."))
+
+
+class Tabs(Chart):
+    """The screens with their keys, and at the right how the current one is set."""
+
+    DEFAULT_CSS = "Tabs { height: 1; }"
+
+    def __init__(self, screen: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._current = screen
+        self._notes: Sequence[Row] = ()
+
+    def show_notes(self, notes: Sequence[Row]) -> None:
+        """Pieces for the right end, the most important first."""
+        self._notes = notes
+        self.redraw()
+
+    def _tabs(self) -> list[tuple[Key, str]]:
+        return [
+            (key, f"[{key.keys} {key.label.title()}]" if key.id == f"show.{self._current}" else f" {key.keys} {key.label.title()} ")
+            for key in TABS
+        ]
+
+    def draw(self, width: int, height: int, letters: bool) -> list[Row]:
+        row: Row = []
+        for key, text in self._tabs():
+            mine = key.id == f"show.{self._current}"
+            row.append((text, STRONG if mine else QUIET))
+        if row_width(row) > width:
+            row = [(text.strip().split(" ")[0] + ("]" if text.startswith("[") else "") + " ", ink) for text, ink in row]
+        notes: Row = []
+        for note in self._notes:
+            piece = [*note, ("   ", QUIET), *notes] if notes else note
+            if row_width(row) + row_width(piece) + 3 <= width:
+                notes = piece
+        return [crop([*row, (" " * max(0, width - row_width(row) - row_width(notes) - 1), LABEL), *notes], width)]
+
+    def on_click(self, event: Click) -> None:
+        x = 0
+        for key, text in self._tabs():
+            x += len(text)
+            if event.x < x:
+                self.app.call_later(self.app.run_action, f"app.{key.action}")
+                return
+
+
+class KeyBar(Chart):
+    """The last line: the keys of the screen, as many as fit; `?` shows them all."""
+
+    DEFAULT_CSS = "KeyBar { height: 1; }"
+
+    def __init__(self, screen: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._screen = screen
+        self._typing = False
+
+    def show_typing(self, typing: bool) -> None:
+        """Whether a field has the focus: letter keys rest then."""
+        if typing != self._typing:
+            self._typing = typing
+            self.redraw()
+
+    def _keys(self, width: int) -> list[tuple[Key, Row]]:
+        chosen: list[tuple[Key, Row]] = []
+        x = 1
+        quitting = [key for key in keys_for(self._screen) if key.id == "quit"]
+        for key in [*(key for key in keys_for(self._screen) if key.footer and key.id != "quit"), *quitting]:
+            if self._typing and not _works_in_field(key):
+                continue
+            piece: Row = [(shown(_first(key, self._typing)), Ink("ok", bold=True)), (f" {key.label}", QUIET)]
+            # Quit keeps its place: nobody should have to look for it.
+            reserved = 8 if key.id != "quit" and not self._typing else 0
+            if x + row_width(piece) + reserved <= width:
+                chosen.append((key, piece))
+                x += row_width(piece) + 2
+        return chosen
+
+    def draw(self, width: int, height: int, letters: bool) -> list[Row]:
+        row: Row = [(" ", LABEL)]
+        for at, (_, piece) in enumerate(self._keys(width)):
+            row += ([("  ", LABEL)] if at else []) + piece
+        return [crop(row, width)]
+
+    def on_click(self, event: Click) -> None:
+        x = 1
+        for key, piece in self._keys(self.size.width):
+            if x <= event.x < x + row_width(piece):
+                target = "screen" if key.screens else "app"
+                self.app.call_later(self.app.run_action, key.action if "." in key.action else f"{target}.{key.action}")
+                return
+            x += row_width(piece) + 2
+
+
+def _works_in_field(key: Key) -> bool:
+    return any(len(name) > 1 and (name.startswith(("ctrl+", "f1", "f5")) or name in ("escape", "tab")) for name in key.keys.split(","))
+
+
+def _first(key: Key, typing: bool) -> str:
+    names = key.keys.split(",")
+    if typing:
+        return next((name for name in names if name.startswith(("ctrl+", "f")) and len(name) > 1 or name in ("escape", "tab")), names[0])
+    return names[0]
