@@ -51,7 +51,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+        fed: Tensor = self.down(functional.gelu(self.up(self.norm_2(x))))
+        return x + fed
 
 
 class GPT(nn.Module):

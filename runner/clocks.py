@@ -49,20 +49,24 @@ class CudaClock:
     def mark(self) -> torch.cuda.Event | None:
         if torch.cuda.is_current_stream_capturing():
             return None
-        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)
+        event = self._pool.pop() if self._pool else _timing_event()
         event.record()
         return event
 
     def ready(self, mark: torch.cuda.Event | None) -> bool:
-        return mark is None or mark.query()
+        return mark is None or bool(mark.query())  # type: ignore[no-untyped-call]
 
     def between(self, begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> int:
         if begin is None or end is None:
             return -1
-        return round(begin.elapsed_time(end) * 1e6)
+        return int(begin.elapsed_time(end) * 1e6)
 
     def release(self, marks: list[torch.cuda.Event | None]) -> None:
         self._pool.extend(mark for mark in marks if mark is not None)
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def clock_for(device: torch.device) -> Clock:

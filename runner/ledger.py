@@ -23,6 +23,8 @@ Live = tuple[int, int, int, int]
 NOTHING: Live = (0, 0, 0, 0)
 GRAD_SHARD, GRAD_UNSHARDED, COMM_BUFFER = 1, 2, 3
 
+ROOT = "<root>"
+
 WALK_AT_STEPS = frozenset({1, 2})
 """Steps after which live tensors are searched for what the ledger does not know. The heap still settles in the first."""
 
@@ -132,6 +134,8 @@ class Ledger:
         self.walks = 0
         self._holders: list[Holder] = [*self._units, *shared, PlainParams(plain, device_type)]
         self._always = range(len(self._units), len(self._holders) - 1)  # shared buffers: re-read at every event
+        self._around = [self._enclosing(unit) for unit in self._units]
+        self._stale = False
         self._last: list[Live] = [NOTHING] * len(self._holders)
         self._totals = [0, 0, 0, 0]
         self._in_reduction: dict[int, tuple[int, int]] = {}
@@ -168,6 +172,14 @@ class Ledger:
     def _structure_now(self) -> tuple[int, ...]:
         return tuple(len(optimizer.state) for optimizer in self._optimizers)
 
+    def _enclosing(self, unit: Unit) -> list[int]:
+        """The unit's index and those of the units around it, whose own gradients may arrive between its events."""
+        return [
+            at
+            for at, other in enumerate(self._units)
+            if other is unit or other.name == ROOT or unit.name.startswith(f"{other.name}.")
+        ]
+
     # Events
 
     def _read(self, at: int) -> None:
@@ -181,11 +193,29 @@ class Ledger:
                 self._totals[column] += now[column] - before[column]
             self._last[at] = now
 
-    def refresh(self) -> None:
-        """Re-reads every holder, then takes a sample: at phase boundaries, where anything may have changed."""
+    def _read_all(self) -> None:
+        self._stale = False
         for at in range(len(self._holders)):
             self._read(at)
+
+    def _read_around(self, at: int) -> None:
+        if self._stale:
+            self._read_all()
+            return
+        for holder in self._around[at] if at >= 0 else ():
+            self._read(holder)
+        for shared in self._always:
+            self._read(shared)
+
+    def refresh(self) -> None:
+        """Re-reads every holder, then takes a sample: at phase boundaries, where anything may have changed."""
+        self._read_all()
         self._sample(-1)
+
+    def forward_begins(self) -> None:
+        """As `refresh`; the next event re-reads everything too, since FSDP1 drops old gradients as its forward begins."""
+        self.refresh()
+        self._stale = True
 
     def touch(self) -> None:
         """Re-reads the parameters that no unit manages, then takes a sample: inside autograd."""
@@ -198,10 +228,7 @@ class Ledger:
         `in_flight` are bytes of a collective buffer that were there at the highest moment of the event and are gone now.
         """
         at = self._index.get(id(owner), -1)
-        if at >= 0:
-            self._read(at)
-        for shared in self._always:
-            self._read(shared)
+        self._read_around(at)
         self._sample(at, (0, 0, 0, in_flight))
 
     def reducing(self, owner: object) -> None:
@@ -209,7 +236,7 @@ class Ledger:
         at = self._index.get(id(owner), -1)
         if at < 0:
             return
-        self._read(at)
+        self._read_around(at)
         self._sample(at)
         self._in_reduction[at] = (self._last[at][GRAD_SHARD], self._last[at][GRAD_UNSHARDED])
 
@@ -219,8 +246,7 @@ class Ledger:
         if at < 0:
             return
         shard_before, unsharded = self._in_reduction.pop(at, (0, 0))
-        for holder in (at, *self._always):
-            self._read(holder)
+        self._read_around(at)
         now = self._last[at]
         if now[GRAD_UNSHARDED] < unsharded:
             self._sample(at, (0, shard_before - now[GRAD_SHARD], unsharded - now[GRAD_UNSHARDED], 0))
@@ -231,8 +257,7 @@ class Ledger:
 
     def start_step(self) -> None:
         """Begins the next step: what is there now is what the step's own memory is measured from."""
-        for at in range(len(self._holders)):
-            self._read(at)
+        self._read_all()
         self._allocator.reset_peak()
         self._base = self._allocator.allocated()
         self._known_base = sum(self._totals)
@@ -282,8 +307,7 @@ class Ledger:
     def optimizer_returned(self) -> None:
         """Takes the memory of the step: when optimizer.step() returned, before any zero_grad."""
         self._step += 1
-        for at in range(len(self._holders)):
-            self._read(at)
+        self._read_all()
         tally = None
         if self._structure_now() != self._structure:
             tally = self._walk_static()

@@ -119,7 +119,8 @@ class Probes:
             self._enter(FORWARD, comm.FORWARD)
 
         self._guarded("phases", work)
-        self._refresh()
+        if (ledger := self.ledger) is not None:
+            self._guarded("memory", ledger.forward_begins)
 
     def forward_ends(self) -> None:
         self._refresh()

@@ -42,10 +42,12 @@ T = TypeVar("T")
 class Sender(Protocol):
     """What takes messages off the training thread (`runner.sender.Sender`)."""
 
-    requested: Requests
     step: int
     paused: bool
     read_gauges: Callable[[], Gauge] | None
+
+    @property
+    def requested(self) -> Requests: ...
 
     @property
     def dropped(self) -> int: ...
@@ -189,7 +191,7 @@ class WatchedRun(Run):
             device_name=devices.device_name(self._device),
             capacity_bytes=devices.capacity_bytes(self._device),
             backend=dist.get_backend() if _distributed() else "none",
-            versions={"python": platform.python_version(), "torch": torch.__version__},
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
         )
 
     def _connected(self, connect: Callable[[Hello], Sender]) -> Sender:

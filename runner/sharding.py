@@ -166,7 +166,7 @@ def _prepare_process(strategy: Strategy, accelerator: bool) -> torch.device:
         if "RANK" in os.environ and "MASTER_ADDR" in os.environ:
             dist.init_process_group(backend)
         else:  # one process, started by hand
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     return device
 
 

@@ -12,13 +12,12 @@ from torch import nn
 
 from fsdp_tui.runner import torch_ddp, torch_fsdp1, torch_fsdp2
 from fsdp_tui.runner.interpose import OK, Interposer, Observer, not_available
-from fsdp_tui.runner.ledger import Holder, Ledger, Unit
+from fsdp_tui.runner.ledger import ROOT, Holder, Ledger, Unit
 from fsdp_tui.runner.sharding import applied_to
 from fsdp_tui.runner.storages import Tally, local_tensor, storage_bytes
 from fsdp_tui.telemetry import messages
 
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-ROOT = "<root>"
 
 Detail = dict[str, str | int | float | bool | None]
 

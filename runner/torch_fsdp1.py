@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fsdp_tui.runner.interpose import Interposer, Observer, missing_names, not_available, without
 from fsdp_tui.runner.storages import storage_bytes
 
-METHODS = ("unshard", "reshard")
+METHODS = ("unshard", "post_unshard", "reshard", "post_reshard")
 FUNCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")
 HANDLE_NAMES = ("flat_param", "uses_sharded_strategy", "world_size")
 PARAM_NAMES = ("_shapes", "_sharded_size")
@@ -137,10 +137,12 @@ class Fsdp1Unit:
 
 
 def install(interposer: Interposer, observer: Observer) -> None:
-    """Wraps the two methods that gather and free a flat parameter, and the two functions that reduce its gradient."""
+    """Wraps the methods that gather and free a flat parameter, and the two functions that reduce its gradient."""
     handle_class, runtime = _handle_class(), _runtime()
     interposer.wrap(handle_class, "unshard", lambda original: _unshard(observer, original))
-    interposer.wrap(handle_class, "reshard", lambda original: _reshard(observer, original))
+    interposer.wrap(handle_class, "reshard", lambda original: _freeing(observer, original))
+    for name in ("post_unshard", "post_reshard"):
+        interposer.wrap(handle_class, name, lambda original: _freeing(observer, original, low_precision_only=True))
     for name in FUNCTIONS:
         interposer.wrap(runtime, name, lambda original: _reduce(observer, original))
 
@@ -160,14 +162,16 @@ def _unshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., 
     return unshard
 
 
-def _reshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
-    def reshard(handle: Any, *args: Any, **kwargs: Any) -> Any:
+def _freeing(
+    observer: Observer, original: Callable[..., Any], *, low_precision_only: bool = False
+) -> Callable[..., Any]:
+    def freeing(handle: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(handle, *args, **kwargs)
-        if observer.on:
+        if observer.on and (not low_precision_only or hasattr(handle.flat_param, "_mp_shard")):
             observer.changed(handle)
         return result
 
-    return reshard
+    return freeing
 
 
 def _reduce(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,23 +40,46 @@ def modules_to_wrap(model: nn.Module, wrap: str) -> list[nn.Module]:
         StrategyError: `wrap` is no policy.
     """
     kind, value = parse_wrap(wrap)
+    tied = _TiedParameters(model)
     if kind == "none":
         return []
-    if kind == "transformer":
-        return [block for block in repeated_blocks(model) if block is not model]
     if isinstance(value, int):
-        return _by_size(model, value)
-    names = value or ()
-    return [module for module in _inner_first(model) if module is not model and type(module).__name__ in names]
+        return _by_size(model, value, tied)
+    if kind == "transformer":
+        chosen = repeated_blocks(model)
+    else:
+        chosen = [module for module in _inner_first(model) if type(module).__name__ in (value or ())]
+    return [module for module in chosen if module is not model and not tied.reach_outside(module)]
 
 
-def _by_size(model: nn.Module, min_params: int) -> list[nn.Module]:
+class _TiedParameters:
+    """Parameters that more than one module has. A unit that held one of several owners would leave the others without,
+    so such a module is no unit: the parameter belongs to the next one outside that has all its owners."""
+
+    def __init__(self, model: nn.Module) -> None:
+        owners: Counter[int] = Counter()
+        for module in model.modules():
+            owners.update(id(parameter) for parameter in module._parameters.values() if parameter is not None)
+        self._owners = {key: count for key, count in owners.items() if count > 1}
+
+    def reach_outside(self, module: nn.Module) -> bool:
+        if not self._owners:
+            return False
+        inside: Counter[int] = Counter()
+        for inner in module.modules():
+            inside.update(id(parameter) for parameter in inner._parameters.values() if parameter is not None)
+        return any(count < self._owners.get(key, count) for key, count in inside.items())
+
+
+def _by_size(model: nn.Module, min_params: int, tied: _TiedParameters) -> list[nn.Module]:
     """As PyTorch's size-based policy: inner modules first, and what they hold no longer counts for the outer ones."""
     chosen: list[nn.Module] = []
     taken: set[int] = set()
     for module in _inner_first(model):
         left = [parameter for parameter in module.parameters() if id(parameter) not in taken]
         if module is model or isinstance(module, CONTAINERS) or sum(p.numel() for p in left) < min_params:
+            continue
+        if tied.reach_outside(module):
             continue
         chosen.append(module)
         taken.update(id(parameter) for parameter in left)
@@ -77,9 +100,3 @@ def _inner_first(model: nn.Module) -> list[nn.Module]:
 
     visit(model)
     return found
-
-
-def class_names(modules: list[nn.Module]) -> str:
-    """ "6 x Block, 1 x Head": for a person."""
-    counts = Counter(type(module).__name__ for module in modules)
-    return ", ".join(f"{count} x {name}" for name, count in counts.items())
