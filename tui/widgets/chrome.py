@@ -110,7 +110,11 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
     row: Row = [(" ", LABEL)]
     for at, part in enumerate(chosen):
         row += ([(" · " if at > 1 else "  ", QUIET)] if at else []) + part.row
-    row = row[:-1] + [(fmt.fit(row[-1][0], max(0, width - row_width(row[:-1]))), row[-1][1])] if row_width(row) > width else row
+    row = (
+        row[:-1] + [(fmt.fit(row[-1][0], max(0, width - row_width(row[:-1]))), row[-1][1])]
+        if row_width(row) > width
+        else row
+    )
     return crop([*row, (" " * max(0, width - row_width(row) - len(wide) - 1), LABEL), (wide, QUIET)], width)
 
 
@@ -152,7 +156,12 @@ class Tabs(Chart):
 
     def _tabs(self) -> list[tuple[Key, str]]:
         return [
-            (key, f"[{key.keys} {key.label.title()}]" if key.id == f"show.{self._current}" else f" {key.keys} {key.label.title()} ")
+            (
+                key,
+                f"[{key.keys} {key.label.title()}]"
+                if key.id == f"show.{self._current}"
+                else f" {key.keys} {key.label.title()} ",
+            )
             for key in TABS
         ]
 
@@ -227,11 +236,17 @@ class KeyBar(Chart):
 
 
 def _works_in_field(key: Key) -> bool:
-    return any(len(name) > 1 and (name.startswith(("ctrl+", "f1", "f5")) or name in ("escape", "tab")) for name in key.keys.split(","))
+    return any(
+        len(name) > 1 and (name.startswith(("ctrl+", "f1", "f5")) or name in ("escape", "tab"))
+        for name in key.keys.split(",")
+    )
 
 
 def _first(key: Key, typing: bool) -> str:
     names = key.keys.split(",")
     if typing:
-        return next((name for name in names if name.startswith(("ctrl+", "f")) and len(name) > 1 or name in ("escape", "tab")), names[0])
+        return next(
+            (name for name in names if name.startswith(("ctrl+", "f")) and len(name) > 1 or name in ("escape", "tab")),
+            names[0],
+        )
     return names[0]

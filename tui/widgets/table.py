@@ -109,7 +109,9 @@ def _row(plan: Sequence[tuple[TableColumn, int]], index: int, chosen: bool) -> R
         cell = column.cells[index]
         text, ink = (cell, LABEL) if isinstance(cell, str) else cell
         text = fit(text, wide) if column.left or len(text) > wide else text.rjust(wide)
-        row.append((text, Ink("strong", "cursor", ink.bold) if chosen and ink in (LABEL, QUIET) else _under(ink, chosen)))
+        row.append(
+            (text, Ink("strong", "cursor", ink.bold) if chosen and ink in (LABEL, QUIET) else _under(ink, chosen))
+        )
         row.append((" " * GAP, Ink("strong", "cursor") if chosen else LABEL))
     return row[:-1]
 
@@ -234,3 +236,51 @@ class Table(Chart):
         if self._has_cursor:
             self._first = max(min(self._first, self.cursor), self.cursor - visible + 1)
         self._first = max(0, min(self._first, last))
+
+
+class Reader(Chart):
+    """Text that scrolls, laid out anew for every width."""
+
+    can_focus = True
+    BINDINGS: ClassVar[list[BindingType]] = Table.BINDINGS
+
+    def __init__(self, write: Callable[[int], list[Row]] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._write = write
+        self._first = 0
+
+    def show(self, write: Callable[[int], list[Row]]) -> None:
+        """Show what this writes for a width; stays where it was scrolled to."""
+        self._write = write
+        self.redraw()
+
+    def action_move(self, by: int) -> None:
+        """Scrolls by rows."""
+        last = max(0, len(self._written(self.size.width)) - max(1, self.size.height - 1))
+        self._first = max(0, min(self._first + by, last))
+        self.redraw()
+
+    def action_page(self, direction: int) -> None:
+        self.action_move(direction * max(1, self.size.height - 2))
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self.action_move(2)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self.action_move(-2)
+
+    def draw(self, width: int, height: int, letters: bool) -> list[Row]:
+        rows = self._written(width)
+        if len(rows) <= height:
+            return rows
+        if height == 1:
+            return rows[self._first :][:1]
+        first = self._first = min(self._first, len(rows) - (height - 1))
+        below = len(rows) - first - (height - 1)
+        words = ([f"↑ {count(first)}"] if first else []) + ([f"↓ {count(below)} more lines"] if below else [])
+        return [*rows[first : first + height - 1], crop([("  ".join(words), QUIET)], width)]
+
+    def _written(self, width: int) -> list[Row]:
+        return self._write(max(1, width)) if self._write else []

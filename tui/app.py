@@ -1,0 +1,415 @@
+"""The dashboard: which screens there are, the run that is open, and the tick that all of them draw on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import BindingType
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.screen import Screen
+from textual.timer import Timer
+
+from fsdp_tui.telemetry.launch import LaunchSpec, command_text
+from fsdp_tui.telemetry.messages import ENDED
+from fsdp_tui.telemetry.rundir import RunEntry, RunError
+from fsdp_tui.tui.keys import bindings_of, keys_for, shown
+from fsdp_tui.tui.pace import Pace
+from fsdp_tui.tui.screens.base import Ask, Text, View
+from fsdp_tui.tui.screens.compare import CompareScreen
+from fsdp_tui.tui.screens.details import write_help
+from fsdp_tui.tui.screens.launch import LaunchScreen
+from fsdp_tui.tui.screens.run import RunScreen
+from fsdp_tui.tui.screens.runs import RunsScreen
+from fsdp_tui.tui.source import Feed, Process, Services, Snapshot, real_services
+from fsdp_tui.tui.theme import ROLES, THEMES, next_theme, theme_for
+from fsdp_tui.tui.widgets.chart import Chart
+
+LIST_EVERY_S = 1.5
+TWICE_S = 2.0
+"""Two ctrl+c within this time quit."""
+STOP_PATIENCE_S = 60.0
+
+
+class KeyCommands(Provider):
+    """The palette: every key that has an entry there, and every run."""
+
+    def _entries(self) -> Iterable[tuple[str, str, Callable[[], object]]]:
+        app = self.app
+        assert isinstance(app, Dashboard)
+        screen = self.screen
+        kind = screen.KIND if isinstance(screen, View) else ""
+        for key in keys_for(kind):
+            if key.palette:
+                where = screen if key.screens else app
+                yield (
+                    f"{key.palette}: {key.label} ({shown(key.keys.split(',')[0])})",
+                    key.help,
+                    lambda key=key, where=where: app.call_later(app.run_action, key.action, where),  # type: ignore[misc]
+                )
+        for theme in THEMES:
+            yield f"theme: {theme.name.removeprefix('fsdp-')}", "Colours.", lambda name=theme.name: app.use_theme(name)  # type: ignore[misc]
+        for entry in app.entries[:50]:
+            yield (
+                f"run: open {entry.name} · {entry.state}",
+                f"{entry.id} · {entry.effective or entry.strategy}",
+                lambda entry=entry: app.open_run(entry),  # type: ignore[misc]
+            )
+
+    async def discover(self) -> Hits:
+        for text, words, call in self._entries():
+            yield DiscoveryHit(text, call, help=words)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for text, words, call in self._entries():
+            if (score := matcher.match(f"{text} {words}")) > 0:
+                yield Hit(score, text, call, help=words)
+
+
+class Dashboard(App[int]):
+    """The program.
+
+    Attributes:
+        entries: the runs that are known, newest first.
+        marked: ids of the runs to compare, the baseline first.
+        feed: the open run.
+        letters: whether charts print letters instead of colours.
+    """
+
+    CSS_PATH = "dashboard.tcss"
+    TITLE = "fsdp-tui"
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[object]]]] = {
+        "runs": RunsScreen,
+        "run": RunScreen,
+        "launch": LaunchScreen,
+        "compare": CompareScreen,
+    }
+    DEFAULT_MODE = "runs"
+    BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(None))
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {KeyCommands}
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(
+        self,
+        services: Services | None = None,
+        *,
+        open_on: RunEntry | None = None,
+        own: Sequence[str] = (),
+        entries: Sequence[RunEntry] = (),
+    ) -> None:
+        super().__init__()
+        self.services = services or real_services()
+        self.entries = list(entries)
+        self.sizes: dict[str, int] = {}
+        self.marked: list[str] = []
+        self.feed: Feed | None = None
+        self.letters = False
+        self.pace = Pace()
+        self.own = list(own)
+        self._open_on = open_on
+        self._processes: list[Process] = []
+        self._ticker: Timer | None = None
+        self._listed_s = time.monotonic() if entries else 0.0
+        self._listing = False
+        self._interrupted_s = -TWICE_S
+        self._leaving_s: float | None = None
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return {**super().get_theme_variable_defaults(), **ROLES}
+
+    def on_mount(self) -> None:
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = theme_for(self.console.color_system)
+        self._ticker = self.set_interval(1 / self.pace.hz, self.tick)
+        if self._open_on is not None:
+            self.open_run(self._open_on)
+        self.tick()
+
+    # The tick
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The newest picture of the open run."""
+        return self.feed.latest if self.feed else None
+
+    def tick(self) -> None:
+        """Draws what is visible with the newest pictures, and takes note of how long that took."""
+        began_s = time.perf_counter()
+        for screen in self.screen_stack:
+            if isinstance(screen, View) and screen.is_mounted:
+                screen.on_tick()
+        if self.pace.drew(time.perf_counter() - began_s):
+            self._set_rate()
+        if isinstance(self.screen_stack[0], RunsScreen) and time.monotonic() - self._listed_s > LIST_EVERY_S:
+            self.list_runs()
+        for process in self._processes:
+            process.poll()  # so that it does not stay a zombie
+        self._leave_when_stopped()
+
+    def _set_rate(self) -> None:
+        if self._ticker is not None:
+            self._ticker.stop()
+        self._ticker = self.set_interval(1 / self.pace.hz, self.tick)
+        if self.feed is not None:
+            self.feed.every_s = 0.8 / self.pace.hz
+
+    def list_runs(self) -> None:
+        """Reads the list of runs again, in a thread."""
+        if self._listing:
+            return
+        self._listing = True
+        threading.Thread(target=self._list_in_thread, name="list of runs", daemon=True).start()
+
+    def _list_in_thread(self) -> None:
+        try:
+            entries = self.services.list_runs()
+            sizes = {
+                entry.id: self.sizes[entry.id]
+                if entry.id in self.sizes and not entry.live
+                else size_of(entry.paths.kept)
+                for entry in entries
+            }
+        except OSError:
+            entries, sizes = self.entries, self.sizes
+        self.entries, self.sizes = entries, sizes
+        self._listed_s, self._listing = time.monotonic(), False
+
+    # The open run
+
+    def open_run(self, entry: RunEntry) -> None:
+        """Opens a run on the Run screen."""
+        if (
+            self.feed is None
+            or self.feed.entry.id != entry.id
+            or self.feed.error
+            or (entry.live and not self.feed.live)
+        ):
+            if self.feed is not None:
+                self.feed.close()
+            self.feed = Feed(self.services, entry, 0.8 / self.pace.hz)
+            for screen in self._screens():
+                if isinstance(screen, RunScreen):
+                    screen.on_run_opened()
+        self.action_show("run")
+
+    def _screens(self) -> Iterable[Screen[object]]:
+        for stack in self._screen_stacks.values():
+            yield from stack
+
+    def command(self, kind: str) -> None:
+        """Passes "stop", "pause" or "resume" to the open run, and says what came of it."""
+        if self.feed is None:
+            return
+        said = {
+            "stop": "stopping: all ranks leave after the step they agree on",
+            "pause": "holding: all ranks wait after the step they agree on",
+            "resume": "the training goes on",
+        }[kind]
+
+        def answered(problem: str) -> None:
+            self.call_from_thread(
+                self.notify, problem or said, severity="error" if problem else "information", markup=False
+            )
+
+        self.feed.command(kind, answered)
+
+    def launch(self, spec: LaunchSpec, done: Callable[[str], None]) -> None:
+        """Starts a training in a thread; then opens it, or calls `done` with why it did not start."""
+
+        def work() -> None:
+            try:
+                run_id, process = self.services.start(spec)
+                entry = self.services.find(run_id)
+            except (RunError, OSError) as error:
+                self.call_from_thread(done, str(error))
+                return
+            self.call_from_thread(started, entry, process)
+
+        def started(entry: RunEntry, process: Process) -> None:
+            done("")
+            self._processes.append(process)
+            self.own.append(entry.id)
+            self.entries = [entry, *(other for other in self.entries if other.id != entry.id)]
+            self.open_run(entry)
+            self.notify(command_text(spec), title="started", markup=False)
+
+        threading.Thread(target=work, name="launch", daemon=True).start()
+
+    def forget(self, entry: RunEntry) -> None:
+        """Deletes a run.
+
+        Raises:
+            RunError: it is live or cannot be deleted.
+        """
+        if self.feed is not None and self.feed.entry.id == entry.id:
+            self.feed.close()
+            self.feed = None
+        self.services.remove(entry)
+        self.entries = [other for other in self.entries if other.id != entry.id]
+        if entry.id in self.marked:
+            self.marked.remove(entry.id)
+
+    # What screens use
+
+    def ask(self, question: str, answers: Sequence[tuple[str, str, str]], then: Callable[[str | None], object]) -> None:
+        """Asks over the current screen. `answers` are (key, label, value), the harmless one first."""
+        self.push_screen(Ask(question, answers), lambda answer: None if then(answer) else None)
+
+    def copy(self, text: str) -> None:
+        """To the clipboard, as far as the terminal lets us; shown too, so that it can be copied by hand."""
+        self.copy_to_clipboard(text)
+        self.notify(text, title="copied", markup=False)
+
+    def use_theme(self, name: str) -> None:
+        self.theme = name
+
+    # Keys that work everywhere
+
+    def action_show(self, name: str) -> None:
+        if self.current_mode != name:
+            self.switch_mode(name)
+
+    def action_help(self) -> None:
+        kind = next((screen.KIND for screen in reversed(self.screen_stack) if isinstance(screen, View)), "runs")
+        self.push_screen(Text(f"help · {kind}", lambda width: write_help(kind, width)))
+
+    def action_theme(self) -> None:
+        self.theme = next_theme(self.theme)
+        self.notify(f"theme: {self.theme.removeprefix('fsdp-')}", timeout=2)
+
+    def action_letters(self) -> None:
+        self.letters = not self.letters
+        for screen in self._screens():
+            for chart in screen.query(Chart):
+                chart.refresh()
+
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:  # type: ignore[override]
+        name = self.feed.entry.name if self.feed and self.current_mode == "run" else self.current_mode
+        safe = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)
+        wanted = filename or f"fsdp-tui-{safe}-{time.strftime('%H%M%S')}.svg"
+        for folder in (Path(path) if path else Path.cwd(), Path.home()):
+            try:
+                saved = self.save_screenshot(wanted, str(folder))
+            except OSError:
+                continue
+            self.notify(saved, title="saved", markup=False)
+            return
+        self.notify("neither the current directory nor the home can be written", severity="error")
+
+    def action_slower(self) -> None:
+        self._ask_rate(faster=False)
+
+    def action_faster(self) -> None:
+        self._ask_rate(faster=True)
+
+    def _ask_rate(self, *, faster: bool) -> None:
+        self.pace.ask(faster)
+        self._set_rate()
+        self.notify(f"refresh {self.pace.hz:g} times a second", timeout=2)
+
+    # Leaving
+
+    def action_leave(self) -> None:
+        """Quits; asks while a run that was launched from here is going on."""
+        if self._leaving_s is not None:
+            self.exit(0)
+            return
+        alive = self._own_alive()
+        if not alive:
+            self.exit(0)
+            return
+        names = ", ".join(entry.name for entry in alive)
+        which = f"{names} is" if len(alive) == 1 else f"{names} are"
+        self.ask(
+            f"{which} still training. It was started from here and can go on without this screen.",
+            [("escape", "stay here", "stay"), ("l", "leave it running", "leave"), ("s", "stop it and quit", "stop")],
+            self._leave,
+        )
+
+    def _own_alive(self) -> list[RunEntry]:
+        found = []
+        for run_id in self.own:
+            if self.feed is not None and self.feed.entry.id == run_id:
+                if self.feed.live and not (self.snapshot and self.snapshot.view.state in ENDED):
+                    found.append(self.feed.entry)
+                continue
+            try:
+                entry = self.services.find(run_id)
+            except RunError:
+                continue
+            if entry.live:
+                found.append(entry)
+        return found
+
+    def _leave(self, answer: str | None) -> None:
+        if answer == "leave":
+            self.exit(0)
+        elif answer == "stop":
+            self._leaving_s = time.monotonic()
+            for entry in self._own_alive():
+                feed = self.feed if self.feed and self.feed.entry.id == entry.id else Feed(self.services, entry, 1.0)
+                feed.command("stop", lambda problem: None)
+            self.notify(
+                "stopping after the step that all ranks agree on; q again quits at once", timeout=STOP_PATIENCE_S
+            )
+
+    def _leave_when_stopped(self) -> None:
+        if self._leaving_s is None:
+            return
+        if not self._own_alive():
+            self.exit(0)
+        elif time.monotonic() - self._leaving_s > STOP_PATIENCE_S:
+            self._leaving_s = None
+            self.notify("it has not stopped yet; q asks again", severity="warning")
+
+    def action_interrupt(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._interrupted_s < TWICE_S:
+            self.exit(0)
+        self._interrupted_s = now_s
+        self.notify("ctrl+c again quits; runs go on. (q asks what becomes of them)", timeout=TWICE_S)
+
+    def on_unmount(self) -> None:
+        if self.feed is not None:
+            self.feed.close()
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a run's directory."""
+    total = 0
+    try:
+        for path in folder.rglob("*"):
+            total += path.lstat().st_size
+    except OSError:  # it is being written, or deleted
+        pass
+    return total
+
+
+def run_app(open_on: str | None = None, own: str | None = None) -> int:
+    """Runs the dashboard until it is left; returns the exit code.
+
+    Args:
+        open_on: a run to open first. With none, and exactly one live run, that one is opened.
+        own: id of a run that this process has launched: leaving asks what becomes of it.
+
+    Raises:
+        RunError: there is no such run.
+    """
+    services = real_services()
+    entries = services.list_runs()
+    entry = services.find(open_on) if open_on is not None else None
+    live = [entry for entry in entries if entry.live]
+    if entry is None and len(live) == 1:
+        entry = live[0]
+    app = Dashboard(services, open_on=entry, own=[own] if own else [], entries=entries)
+    app.run()
+    if app.feed is not None:
+        app.feed.close()
+        app.feed.join(1.0)
+    return app.return_code or 0

@@ -1,0 +1,85 @@
+"""What a person types to see only some ranks or runs.
+
+Ranks: `5`, `8-15`, `node1` (any pattern against host and device), `>90%` (of the device's capacity), several separated
+by commas; `!` in front inverts. Runs: a pattern against id, name, state and strategy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from fsdp_tui.telemetry.rundir import RunEntry
+from fsdp_tui.telemetry.view import RankView
+
+RankTest = Callable[[RankView], bool]
+
+
+class FilterError(ValueError):
+    """The text is no filter; the message says why."""
+
+
+def rank_filter(text: str) -> RankTest:
+    """Whether a rank is to be shown. An empty text shows all.
+
+    Raises:
+        FilterError: a pattern that is no regular expression.
+    """
+    text = text.strip()
+    inverted = text.startswith("!")
+    words = [word.strip() for word in text.removeprefix("!").split(",") if word.strip()]
+    if not words:
+        return lambda rank: True
+    tests = [_rank_test(word) for word in words]
+    return lambda rank: any(test(rank) for test in tests) != inverted
+
+
+def _rank_test(word: str) -> RankTest:
+    if re.fullmatch(r"\d+", word):
+        return lambda rank: rank.rank == int(word)
+    if match := re.fullmatch(r"(\d+)\s*-\s*(\d+)", word):
+        low, high = sorted((int(match[1]), int(match[2])))
+        return lambda rank: low <= rank.rank <= high
+    if match := re.fullmatch(r"([<>])\s*(\d+(?:\.\d+)?)\s*%", word):
+        part, more = float(match[2]) / 100, match[1] == ">"
+
+        def by_share(rank: RankView) -> bool:
+            capacity = rank.hello.capacity_bytes if rank.hello else None
+            if not capacity or rank.highest_bytes is None:
+                return False
+            share = rank.highest_bytes / capacity
+            return share > part if more else share < part
+
+        return by_share
+    pattern = _pattern(word)
+
+    def by_text(rank: RankView) -> bool:
+        hello = rank.hello
+        return bool(
+            pattern.search(
+                f"rank {rank.rank} {hello.host} {hello.device} {hello.device_name}" if hello else f"rank {rank.rank}"
+            )
+        )
+
+    return by_text
+
+
+def run_filter(text: str) -> Callable[[RunEntry], bool]:
+    """Whether a run is to be shown.
+
+    Raises:
+        FilterError: the text is no regular expression.
+    """
+    text = text.strip()
+    inverted = text.startswith("!")
+    pattern = _pattern(text.removeprefix("!").strip())
+    return lambda entry: (
+        bool(pattern.search(" ".join((entry.id, entry.name, entry.state, entry.strategy, entry.effective)))) != inverted
+    )
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise FilterError(f"{text!r} is no pattern: {error}") from None

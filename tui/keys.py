@@ -1,0 +1,324 @@
+"""Every key of the dashboard, once: bindings, the line at the bottom, help and the command palette are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from textual.binding import Binding
+
+
+class Key(NamedTuple):
+    """One thing that a key does."""
+
+    id: str
+    """Stable, so that a key map can change its keys."""
+    keys: str
+    """Textual's names, separated by commas; the first is the one that is shown."""
+    action: str
+    """Method `action_...` of the screen, or of the app for keys that work everywhere."""
+    label: str
+    """In the line at the bottom."""
+    help: str
+    """What it does, in one sentence."""
+    screens: tuple[str, ...] = ()
+    """Empty: everywhere."""
+    palette: str = ""
+    """Prefix of its entry in the palette ("view", "run", "export", "theme"); empty: it has none."""
+    footer: bool = True
+    """Whether the line at the bottom shows it where there is room."""
+
+
+RUN, RUNS, LAUNCH, COMPARE, LOGS, RANK = "run", "runs", "launch", "compare", "logs", "rank"
+PANES = (RUN, COMPARE, RANK)
+
+KEYS: tuple[Key, ...] = (
+    # In the order of the line at the bottom: what is needed most comes first and is cut last.
+    Key(
+        "help",
+        "question_mark,f1",
+        "help",
+        "help",
+        "What this screen shows, and every key that works on it.",
+        (),
+        "view",
+    ),
+    Key("palette", "ctrl+p,colon", "command_palette", "palette", "Find anything that can be done here by its name."),
+    Key(
+        "back",
+        "escape",
+        "back",
+        "back",
+        "Back to where you came from; ends a filter or a zoom first.",
+        (RUN, COMPARE, LOGS, RANK),
+    ),
+    Key("leave_field", "escape", "leave_field", "leave field", "Leave the field, so that letter keys work.", (LAUNCH,)),
+    # Runs
+    Key(
+        "runs.open",
+        "enter",
+        "open",
+        "open",
+        "Open the run: live ones as they train, recorded ones as they ended.",
+        (RUNS,),
+        "run",
+    ),
+    Key(
+        "runs.mark",
+        "space",
+        "mark",
+        "mark to compare",
+        "Mark the run for comparing; the first one marked is the baseline.",
+        (RUNS,),
+    ),
+    Key(
+        "runs.delete",
+        "d,delete",
+        "delete",
+        "delete",
+        "Delete the run and everything recorded of it. Asks first.",
+        (RUNS,),
+        "run",
+    ),
+    # Run
+    Key(
+        "run.freeze",
+        "p,space",
+        "freeze",
+        "freeze",
+        "Freeze the panels (not the training, and not the header), or let them go on.",
+        (RUN,),
+        "view",
+    ),
+    Key(
+        "run.zoom",
+        "z",
+        "zoom",
+        "zoom",
+        "The focused pane takes the whole screen, or goes back to its place.",
+        (RUN, COMPARE),
+        "view",
+    ),
+    Key(
+        "run.open",
+        "enter",
+        "open",
+        "details",
+        "Details of the focused pane: all memory categories of the rank, all verdicts, a unit's calls.",
+        (RUN,),
+    ),
+    Key("compare.open", "enter", "open", "open run", "Open the run that the cursor is on.", (COMPARE,)),
+    Key(
+        "filter",
+        "slash",
+        "filter",
+        "filter",
+        "Show only what matches: ranks 5, 8-15, >90% of capacity, or a pattern; ! inverts.",
+        (RUN, RUNS),
+        "view",
+    ),
+    Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS), "view"),
+    Key("sort.reverse", "S", "sort_reverse", "reverse", "Reverse the order.", (RUN, RUNS), "view", footer=False),
+    Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
+    Key("run.log_y", "l", "log_y", "log y", "Logarithmic loss axis, or back to linear.", (RUN,), "view"),
+    Key(
+        "run.window",
+        "w",
+        "window",
+        "window",
+        "Steps that the charts show: all, or only the newest ones.",
+        (RUN,),
+        "view",
+        footer=False,
+    ),
+    Key(
+        "run.stop",
+        "x,ctrl+k",
+        "stop",
+        "stop run",
+        "Stop the training on all ranks at one step. Asks first.",
+        (RUN,),
+        "run",
+    ),
+    Key(
+        "run.hold",
+        "h",
+        "hold",
+        "hold training",
+        "Hold the training on all ranks at one step (asks first), or let it go on.",
+        (RUN,),
+        "run",
+    ),
+    Key(
+        "run.copy",
+        "y",
+        "copy",
+        "copy command",
+        "Copy the command line that repeats this run.",
+        (RUN,),
+        "run",
+        footer=False,
+    ),
+    # Rank and logs
+    Key("rank.previous", "left,left_square_bracket", "previous", "previous rank", "The rank before.", (RANK, LOGS)),
+    Key("rank.next", "right,right_square_bracket", "next", "next rank", "The rank after.", (RANK, LOGS)),
+    Key("logs.follow", "f", "follow", "follow", "Stay at the end as new lines come, or stay here.", (LOGS,), "view"),
+    Key("logs.search", "slash", "filter", "search", "Find lines by a pattern.", (LOGS,), "view"),
+    Key("logs.next", "n", "next_match", "next match", "The next line that matches.", (LOGS,)),
+    Key("logs.before", "N", "previous_match", "match before", "The line before that matches.", (LOGS,), footer=False),
+    # Launch
+    Key(
+        "launch.start",
+        "f5,ctrl+enter,ctrl+j",
+        "launch",
+        "launch",
+        "Start this training (enter in a text field does it too). Refused while something is wrong with it.",
+        (LAUNCH,),
+        "run",
+    ),
+    Key("launch.copy", "y", "copy", "copy command", "Copy the command line that does the same.", (LAUNCH,), "run"),
+    Key("launch.reset", "r", "reset", "reset", "Every field back to its default.", (LAUNCH,), "run"),
+    # Compare
+    Key(
+        "compare.baseline",
+        "b",
+        "baseline",
+        "baseline",
+        "The next run becomes the one that the others are compared with.",
+        (COMPARE,),
+        "view",
+    ),
+    Key(
+        "compare.deltas",
+        "d",
+        "deltas",
+        "differences",
+        "Differences to the baseline as percentages, or the bare numbers.",
+        (COMPARE,),
+        "view",
+    ),
+    # Everywhere
+    Key("show.runs", "0", "show('runs')", "runs", "Live and recorded runs of this machine.", (), "view", footer=False),
+    Key(
+        "show.run",
+        "1",
+        "show('run')",
+        "run",
+        "The open run: memory, loss, throughput, step, collectives, events.",
+        (),
+        "view",
+        footer=False,
+    ),
+    Key("show.launch", "4", "show('launch')", "launch", "Start a training.", (), "view", footer=False),
+    Key("show.compare", "5", "show('compare')", "compare", "The marked runs side by side.", (), "view", footer=False),
+    Key(
+        "theme",
+        "t",
+        "theme",
+        "theme",
+        "Next theme: dark, light, high contrast, the terminal's own colours.",
+        (),
+        "theme",
+    ),
+    Key(
+        "letters",
+        "c",
+        "letters",
+        "letters",
+        "Letters and glyphs instead of colours, or back.",
+        (),
+        "theme",
+        footer=False,
+    ),
+    Key(
+        "export.svg",
+        "e",
+        "screenshot",
+        "export",
+        "Save a picture of this screen as SVG in the current directory.",
+        (),
+        "export",
+    ),
+    Key(
+        "slower",
+        "minus",
+        "slower",
+        "slower",
+        "Refresh half as often (down to every two seconds).",
+        (),
+        "view",
+        footer=False,
+    ),
+    Key(
+        "faster",
+        "equals_sign,plus",
+        "faster",
+        "faster",
+        "Refresh twice as often (up to four times a second).",
+        (),
+        "view",
+        footer=False,
+    ),
+    Key(
+        "focus.next",
+        "tab",
+        "app.focus_next",
+        "next pane",
+        "The next pane or field; shift+tab goes back.",
+        (),
+        footer=False,
+    ),
+    Key(
+        "quit", "q", "leave", "quit", "Quit. Asks while a run that was launched from here is still going on.", (), "run"
+    ),
+    Key("quit.now", "ctrl+c", "interrupt", "quit now", "Twice: quit at once; runs go on.", (), footer=False),
+)
+
+_SHOWN = {
+    "question_mark": "?",
+    "slash": "/",
+    "colon": ":",
+    "minus": "-",
+    "equals_sign": "=",
+    "plus": "+",
+    "enter": "↵",
+    "escape": "esc",
+    "tab": "⇥",
+    "left": "←",
+    "right": "→",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+}
+
+
+def shown(key: str) -> str:
+    """A key as people write it: "^p", "?", "F5"."""
+    if key in _SHOWN:
+        return _SHOWN[key]
+    if key.startswith("ctrl+"):
+        return f"^{shown(key.removeprefix('ctrl+'))}"
+    return key.upper() if len(key) > 1 and key[0] == "f" and key[1:].isdigit() else key
+
+
+def keys_for(screen: str) -> Iterator[Key]:
+    """The keys that work on a screen, those that work everywhere included."""
+    return (key for key in KEYS if not key.screens or screen in key.screens)
+
+
+def bindings_of(screen: str | None) -> list[Binding]:
+    """A screen's own bindings; None: those of the app."""
+    return [
+        Binding(
+            key.keys,
+            key.action,
+            key.label,
+            show=key.footer,
+            key_display=shown(key.keys.split(",")[0]),
+            tooltip=key.help,
+            id=key.id if not key.screens else f"{screen}/{key.id}",
+            # Ctrl-C must get through to us from inside a field too.
+            priority=key.id == "quit.now",
+        )
+        for key in KEYS
+        if (not key.screens if screen is None else screen in key.screens)
+    ]

@@ -1,0 +1,192 @@
+"""What every screen has: its lines at the top and bottom, a filter field, questions, and a tick that it draws on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen, Screen
+from textual.widget import Widget
+from textual.widgets import Button, Input, Static
+
+from fsdp_tui.tui.theme import Ink
+from fsdp_tui.tui.widgets.chart import Row
+from fsdp_tui.tui.widgets.chrome import Header, KeyBar, Tabs
+from fsdp_tui.tui.widgets.table import Reader
+
+if TYPE_CHECKING:
+    from fsdp_tui.tui.app import Dashboard
+
+
+class View(Screen[None]):
+    """A screen of the dashboard. A subclass names its KIND, yields its panes in `body`, and draws in `on_tick`."""
+
+    KIND: ClassVar[str]
+    FILTER_HINT: ClassVar[str] = ""
+    AUTO_FOCUS: ClassVar[str | None] = ".first"
+
+    @property
+    def board(self) -> Dashboard:
+        """The app."""
+        return cast("Dashboard", self.app)
+
+    def body(self) -> Iterable[Widget]:
+        """The panes."""
+        raise NotImplementedError
+
+    def on_tick(self) -> None:
+        """Draws the newest picture; called at the app's rate and after every key that changes what is shown."""
+
+    def on_filter(self, text: str) -> str:
+        """Takes a filter while it is typed; returns why it is none, or ""."""
+        return ""
+
+    def compose(self) -> ComposeResult:
+        yield Header()
+        yield Tabs(self.KIND)
+        yield from self.body()
+        if self.FILTER_HINT:
+            with Horizontal(id="filter"):
+                yield Static("/", id="filter-slash")
+                yield Input(placeholder=self.FILTER_HINT, compact=True, id="filter-text")
+                yield Static("", id="filter-problem")
+        yield KeyBar(self.KIND)
+
+    def on_mount(self) -> None:
+        self.fit_to_size()
+
+    def on_screen_resume(self) -> None:
+        self.on_tick()
+
+    def on_resize(self) -> None:
+        self.fit_to_size()
+
+    def fit_to_size(self) -> None:
+        """Very small terminals keep what matters: no frames, no tabs."""
+        width, height = self.size
+        self.set_class(height < 12 or width < 40, "-tiny")
+        self.set_class(height < 8, "-flat")
+
+    def on_descendant_focus(self) -> None:
+        self._note_focus()
+
+    def on_descendant_blur(self) -> None:
+        self._note_focus()
+
+    def _note_focus(self) -> None:
+        for bar in self.query(KeyBar):
+            bar.show_typing(isinstance(self.focused, Input))
+
+    # The filter field
+
+    def action_filter(self) -> None:
+        """Opens the field; what is typed works at once."""
+        self.query_one("#filter").add_class("-open")
+        self.query_one("#filter-text", Input).focus()
+
+    @on(Input.Changed, "#filter-text")
+    def _filter_changed(self, event: Input.Changed) -> None:
+        self.query_one("#filter-problem", Static).update(self.on_filter(event.value))
+        self.on_tick()
+
+    @on(Input.Submitted, "#filter-text")
+    def _filter_kept(self) -> None:
+        self.query_one("#filter").set_class(bool(self.query_one("#filter-text", Input).value), "-open")
+        self.focus_first()
+
+    def end_filter(self) -> bool:
+        """Forgets the filter; returns whether there was one."""
+        if not self.FILTER_HINT:
+            return False
+        bar, field = self.query_one("#filter"), self.query_one("#filter-text", Input)
+        was = bar.has_class("-open") or bool(field.value)
+        field.value = ""
+        bar.remove_class("-open")
+        if was and (self.focused is field or self.focused is None):
+            self.focus_first()
+        return was
+
+    def focus_first(self) -> None:
+        """Gives the focus to the screen's main pane."""
+        for widget in self.query(".first"):
+            self.set_focus(widget)
+            return
+
+    def action_back(self) -> None:
+        """Ends the filter if there is one, else leaves the screen."""
+        if not self.end_filter():
+            self.leave()
+
+    def leave(self) -> None:
+        """Goes to where this screen was opened from."""
+        if len(self.board.screen_stack) > 1:
+            self.board.pop_screen()
+        else:
+            self.board.action_show("runs")
+
+
+class Ask(ModalScreen[str]):
+    """A question with its answers; escape and the first answer leave everything as it is."""
+
+    def __init__(self, question: str, answers: Iterable[tuple[str, str, str]]) -> None:
+        """`answers`: (key, label, value), the harmless one first."""
+        super().__init__()
+        self.question = question
+        self.answers = list(answers)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="ask"):
+            yield Static(self.question, markup=False, id="question")
+            with Horizontal(id="answers"):
+                for key, label, value in self.answers:
+                    yield Button(f"{key} {label}", compact=True, name=value)
+
+    def on_mount(self) -> None:
+        for key, _, value in self.answers:
+            self._bindings.bind(key, f"answer('{value}')", show=False)
+        self._bindings.bind("escape", f"answer('{self.answers[0][2]}')", show=False)
+        self._bindings.bind("left", "app.focus_previous", show=False)
+        self._bindings.bind("right", "app.focus_next", show=False)
+
+    def action_answer(self, value: str) -> None:
+        self.dismiss(value)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.name or self.answers[0][2])
+
+
+class Text(ModalScreen[None]):
+    """A text over the screen: details, help."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,enter,question_mark", "close", "close", show=False),
+    ]
+
+    def __init__(self, title: str, write: Callable[[int], list[Row]]) -> None:
+        super().__init__()
+        self._title = title
+        self._write = write
+
+    def compose(self) -> ComposeResult:
+        reader = Reader(self._write, id="text")
+        reader.border_title = self._title.replace("[", "\\[")
+        reader.border_subtitle = "esc close · ↑ ↓ scroll"
+        yield reader
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+
+def title_of(widget: Any, text: str) -> None:
+    """Sets the title in a pane's frame, as plain text, only when it changes."""
+    text = text.replace("[", "\\[")
+    if widget.border_title != text:
+        widget.border_title = text
+
+
+HEADING = Ink("strong", bold=True)

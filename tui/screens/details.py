@@ -1,0 +1,115 @@
+"""Texts behind the panes: a unit's collective in full, all events, and help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdp_tui.telemetry.view import RunView
+from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui.keys import Key, keys_for, shown
+from fsdp_tui.tui.theme import GROUPS, SEVERITY_GLYPHS, STATE_MARKS, Ink
+from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
+from fsdp_tui.tui.widgets.table import TableColumn, draw_table, paragraph
+from fsdp_tui.tui.widgets.traffic import Call
+
+
+def write_call(call: Call, run: RunView, width: int) -> list[Row]:
+    """One collective of a unit: forward and backward apart, and every rank's lateness."""
+    parts = [
+        ("whole step", call.collective.step),
+        ("forward", call.collective.forward),
+        ("backward", call.collective.backward),
+    ]
+    rows = []
+    if call.params is not None:
+        unit = next((unit for unit in run.units if unit.name == call.unit), None)
+        if unit is not None:
+            rows += paragraph(
+                f"{fmt.count(unit.params)} parameters, {unit.shard_bytes:,} bytes on the fullest rank,"
+                f" {unit.unsharded_bytes:,} bytes when gathered",
+                width,
+            )
+            rows.append(crop([], width))
+    table = [
+        TableColumn("per step and rank", [name for name, _ in parts], left=True),
+        TableColumn("calls", [f"{stats.per_step:g}" for _, stats in parts]),
+        TableColumn("bytes", [fmt.count(stats.bytes) for _, stats in parts]),
+        TableColumn("median of a call", [fmt.duration(stats.median_ns) for _, stats in parts], need=1),
+        TableColumn("exposed", [fmt.duration(stats.exposed_ns) for _, stats in parts], need=2),
+    ]
+    rows += draw_table(table, width, 4)
+    late = call.collective.step.late_ns
+    rows.append(crop([], width))
+    if not late:
+        return rows + paragraph("which rank comes late is not known: not every rank reported its calls", width, QUIET)
+    rows += paragraph("time per step that the others wait for a rank", width, QUIET)
+    order = sorted(late, key=lambda rank: -late[rank])
+    rows += draw_table(
+        [
+            TableColumn("rank", [str(rank) for rank in order]),
+            TableColumn("late", [fmt.duration(late[rank]) for rank in order]),
+        ],
+        width,
+        len(order) + 1,
+    )
+    return rows
+
+
+def write_events(run: RunView, width: int) -> list[Row]:
+    """Every event in full, newest first."""
+    rows: list[Row] = []
+    start = run.started_ns or 0
+    for event in reversed(run.events):
+        glyph = SEVERITY_GLYPHS.get(event.severity, "·")
+        where = f"rank {event.rank}: " if event.rank is not None and f"rank {event.rank}" not in event.text else ""
+        lead: Row = [
+            (f"{fmt.clock(max(0, event.at_ns - start))} ", QUIET),
+            (f"{glyph} ", Ink(event.severity, bold=True)),
+        ]
+        rows += paragraph(where + event.text, width, first=lead)
+    return rows
+
+
+SHOWS = {
+    "run": "Bars: the memory of each rank at the highest moment of its last step, cut into categories; ┃ is what it would keep of"
+    " parameters, gradients and optimizer if they were cut into equal parts; ▏ is the highest peak so far. Step: the median step;"
+    " hatched is the time in which compute waited for communication. Exposed, late and median leave the first step out.",
+    "runs": "Live runs of this machine and recorded ones, newest first. A run that cannot be read stays in the list with the reason.",
+    "launch": "A training to start: the demo's, or your own script. What cannot work is said before anything is started.",
+    "compare": "Marked runs side by side: the fullest rank's memory, and medians of steps without the first. Losses agree when they"
+    " differ by no more than reordered sums explain.",
+    "logs": "What a rank printed, byte for byte as far as it can be shown; the log of the launcher comes before rank 0.",
+    "rank": "Every memory category of one rank in bytes; – is not known, which is not zero.",
+}
+
+
+def write_help(screen: str, width: int) -> list[Row]:
+    """What the screen shows, its keys, those that work everywhere, and what marks and letters mean."""
+    keys = list(keys_for(screen))
+    rows = paragraph(SHOWS.get(screen, ""), width, LABEL)
+    rows += [crop([], width), crop([("keys of this screen", STRONG)], width)]
+    rows += _key_rows([key for key in keys if key.screens], width)
+    rows += [crop([], width), crop([("everywhere", STRONG)], width)]
+    rows += _key_rows([key for key in keys if not key.screens], width)
+    rows += paragraph(
+        "arrows, page up and down, home and end move inside the focused pane; the mouse works too.", width, QUIET
+    )
+    rows += [crop([], width), crop([("letters and marks", STRONG)], width)]
+    for group in GROUPS:
+        categories = ", ".join(group.categories)
+        rows += paragraph(
+            f"{group.label}: {categories}", width, QUIET, first=[(f"{group.key:<11}", Ink(group.role, bold=True))]
+        )
+    for severity, glyph in SEVERITY_GLYPHS.items():
+        rows.append(crop([(f"{glyph:<11}", Ink(severity, bold=True)), (severity, QUIET)], width))
+    for mark in STATE_MARKS.values():
+        rows.append(crop([(f"{mark.glyph:<11}", Ink(mark.role, bold=True)), (mark.word.lower(), QUIET)], width))
+    return rows
+
+
+def _key_rows(keys: Sequence[Key], width: int) -> list[Row]:
+    rows: list[Row] = []
+    for key in keys:
+        names = " ".join(shown(name) for name in key.keys.split(","))
+        rows += paragraph(key.help, width, first=[(f"{names:<11} ", Ink("ok", bold=True))])
+    return rows

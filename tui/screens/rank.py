@@ -1,0 +1,128 @@
+"""One rank in full: every memory category in bytes, its gauges, and why what is missing is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from textual.binding import BindingType
+from textual.widget import Widget
+
+from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES
+from fsdp_tui.telemetry.view import RankView, adds_up, category, total
+from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui.keys import RANK, bindings_of
+from fsdp_tui.tui.screens.base import View, title_of
+from fsdp_tui.tui.theme import GROUP_OF, Ink
+from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
+from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
+from fsdp_tui.tui.widgets.table import Reader, TableColumn, draw_table, paragraph
+
+
+class RankScreen(View):
+    """Opened on a rank of the Run screen."""
+
+    KIND = RANK
+    BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(RANK))
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def body(self) -> Iterable[Widget]:
+        yield Reader(id="rank", classes="pane first")
+
+    def on_tick(self) -> None:
+        snapshot = self.board.snapshot
+        run = snapshot.view if snapshot else None
+        self.query_one(Header).show_facts(
+            HeaderFacts(run, bool(snapshot and snapshot.live), self.board.services.now_ns())
+        )
+        self.query_one(Tabs).show_notes([[("← → rank   esc back", QUIET)]])
+        pane = self.query_one("#rank", Reader)
+        found = next((rank for rank in run.ranks if rank.rank == self.rank), None) if run else None
+        title_of(pane, f"rank {self.rank}")
+        if found is None:
+            pane.show(lambda width: paragraph(f"rank {self.rank} has not been heard of", width, QUIET))
+        else:
+            pane.show(lambda width: write_rank(found, width))
+
+    def action_next(self) -> None:
+        self._go(1)
+
+    def action_previous(self) -> None:
+        self._go(-1)
+
+    def _go(self, by: int) -> None:
+        snapshot = self.board.snapshot
+        known = [rank.rank for rank in snapshot.view.ranks] if snapshot else []
+        if self.rank in known:
+            self.rank = known[(known.index(self.rank) + by) % len(known)]
+            self.on_tick()
+
+
+def write_rank(rank: RankView, width: int) -> list[Row]:
+    """Everything that is known of a rank."""
+    rows: list[Row] = []
+    hello = rank.hello
+    if hello is not None:
+        rows += paragraph(
+            f"{hello.host} · pid {hello.pid} · {hello.device} · {hello.device_name} · {hello.backend}"
+            f" · {', '.join(f'{name} {version}' for name, version in hello.versions.items())}",
+            width,
+            QUIET,
+        )
+    said = f" · said goodbye: {rank.goodbye}" if rank.goodbye else ""
+    paused = " · holding" if rank.paused else ""
+    rows += paragraph(
+        f"step {rank.steps:,} · {fmt.duration(rank.step_ns)} per step · probes {fmt.duration(rank.overhead_ns)} per step"
+        f" · sent {rank.sent:,} · dropped {rank.dropped:,}{paused}{said}",
+        width,
+        LABEL,
+    )
+    rows.append(crop([], width))
+    rows += _memory(rank, width)
+    if rank.phases_ns:
+        rows.append(crop([], width))
+        words = "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in zip(PHASES, rank.phases_ns, strict=False))
+        rows += paragraph(f"median step: {words}", width, LABEL)
+    if rank.gauges or rank.missing:
+        rows += [crop([], width), crop([("gauges", STRONG)], width)]
+    for name, value in rank.gauges.items():
+        text = fmt.UNKNOWN if value is None else f"{value:,}"
+        human = f"  {fmt.size(value)}" if name.endswith("_bytes") and value is not None else ""
+        rows.append(crop([(f"{name:<24}", QUIET), (f"{text:>18}", LABEL), (human, QUIET)], width))
+    for name, why in rank.missing.items():
+        rows += paragraph(why, width, QUIET, first=[(f"{name:<24}", QUIET), ("not available: ", Ink("note"))])
+    return rows
+
+
+def _memory(rank: RankView, width: int) -> list[Row]:
+    if not rank.memory and not rank.peak:
+        return paragraph("no memory measured yet: it is after the first step", width, QUIET)
+    names = [*TOTAL_CATEGORIES, "total", *CATEGORIES[len(TOTAL_CATEGORIES) :]]
+
+    def read(column: tuple[int | None, ...], name: str) -> int | None:
+        return total(column) if name == "total" else category(column, name)
+
+    now, peak = [read(rank.memory, name) for name in names], [read(rank.peak, name) for name in names]
+    unit = fmt.scale_for([*now, *peak])
+    letters = [GROUP_OF[name].key if name in GROUP_OF else "" for name in names]
+    inks = [Ink(GROUP_OF[name].role, bold=True) if name in GROUP_OF else LABEL for name in names]
+    table = [
+        TableColumn("", list(zip(letters, inks, strict=True)), left=True),
+        TableColumn("category", [(name, STRONG if name == "total" else LABEL) for name in names], left=True),
+        TableColumn("after the step, bytes", [fmt.count(value) for value in now]),
+        TableColumn(unit.name, [fmt.in_unit(value, unit) for value in now], need=2),
+        TableColumn("at the peak, bytes", [fmt.count(value) for value in peak]),
+        TableColumn(unit.name, [fmt.in_unit(value, unit) for value in peak], need=1),
+    ]
+    rows = draw_table(table, width, len(names) + 1)
+    where = f"the peak was in {rank.peak_phase or 'an unknown phase'}" + (
+        f", unit {rank.peak_unit}" if rank.peak_unit else ""
+    )
+    rows += paragraph(f"{where}; highest total so far {fmt.count(rank.highest_bytes)} bytes", width, QUIET)
+    for words, column in (("after the step", rank.memory), ("at the peak", rank.peak)):
+        if not adds_up(column):
+            rows += paragraph(f"{words} the categories do not add up to the total", width, Ink("bad"))
+    return rows

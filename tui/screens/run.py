@@ -1,0 +1,557 @@
+"""Screen 1: one run, live or recorded. Memory per rank, verdicts, loss, throughput, step, collectives, events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.events import Click
+from textual.message import Message
+from textual.widget import Widget
+
+from fsdp_tui.telemetry.messages import ENDED
+from fsdp_tui.telemetry.report import last_loss
+from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
+from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui.filters import FilterError, RankTest, rank_filter
+from fsdp_tui.tui.keys import RUN, bindings_of
+from fsdp_tui.tui.screens.base import Text, View, title_of
+from fsdp_tui.tui.screens.details import write_call, write_events
+from fsdp_tui.tui.screens.logs import LogsScreen
+from fsdp_tui.tui.screens.rank import RankScreen
+from fsdp_tui.tui.source import Snapshot
+from fsdp_tui.tui.theme import Ink
+from fsdp_tui.tui.widgets.bars import Column, MemoryBars, rank_bars
+from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Row, crop, flow
+from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs, ranks_text
+from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread, write_verdicts
+from fsdp_tui.tui.widgets.lines import LineChart, Plot, Series
+from fsdp_tui.tui.widgets.phases import PhaseBar
+from fsdp_tui.tui.widgets.table import Pane, Table
+from fsdp_tui.tui.widgets.traffic import (
+    calls_of,
+    collective_columns,
+    comm_title,
+    event_columns,
+    no_collectives,
+    step_phases,
+)
+
+SORTS = ("rank", "peak", "states", "lateness")
+WINDOWS = (None, 1000, 200, 50)
+"""Steps that the charts show; None: all."""
+WIDE, MEDIUM = 100, 72
+"""From these widths on: two panes side by side everywhere; the charts side by side."""
+
+
+class Band(NamedTuple):
+    """A row of panes."""
+
+    name: str
+    least: int
+    most: int
+    weight: int
+    """Share of the room that is left when every band has its least."""
+
+
+def fit_bands(bands: Sequence[Band], room: int) -> tuple[dict[str, int], list[str]]:
+    """The height of each band, and the names of those that lie below the fold: one scrolls, or tabs, to them."""
+    heights: dict[str, int] = {}
+    above: list[Band] = []
+    left = room
+    for band in bands:
+        if left >= band.least and len(above) == len(heights):
+            above.append(band)
+            left -= band.least
+            heights[band.name] = band.least
+        else:
+            break
+    if not above:
+        above = [bands[0]]
+        heights[bands[0].name] = max(1, room)
+        left = 0
+    growing = [band for band in above if band.most > heights[band.name]]
+    while left > 0 and growing:
+        whole = sum(band.weight for band in growing)
+        given = 0
+        for band in growing:
+            more = min(left - given, band.most - heights[band.name], max(1, left * band.weight // whole))
+            heights[band.name] += more
+            given += more
+        left -= given
+        growing = [band for band in growing if band.most > heights[band.name]]
+    below = [band.name for band in bands if band.name not in heights]
+    for band in bands:
+        if band.name in below:
+            heights[band.name] = min(band.most, max(band.least, min(room, band.least + 4)))
+    return heights, below
+
+
+def bands_for(width: int, ranks: int, calls: int) -> list[Band]:
+    """The rows of panes for a width, the most important first."""
+    bars = min(400, 5 + 4 * max(1, ranks))
+    table = 3 + max(3, calls)
+    if width >= WIDE:
+        return [
+            Band("top", 9, max(14, bars), 4),
+            Band("charts", 7, 40, 4),
+            Band("step", 5, 6, 1),
+            Band("lists", 6, max(8, table), 3),
+        ]
+    if width >= MEDIUM:
+        return [
+            Band("top", 7, bars, 4),
+            Band("strip", 2, 4, 1),
+            Band("charts", 7, 30, 4),
+            Band("step", 4, 6, 1),
+            Band("lists", 10, 10 + table, 3),
+        ]
+    return [
+        Band("top", 5, bars, 3),
+        Band("strip", 2, 4, 1),
+        Band("charts", 12, 24, 2),
+        Band("step", 4, 6, 1),
+        Band("lists", 10, 10 + table, 1),
+    ]
+
+
+class RankBars(MemoryBars):
+    """The bars, with a cursor on a rank."""
+
+    can_focus = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("home", "move(-1000000)", show=False),
+        Binding("end", "move(1000000)", show=False),
+    ]
+
+    class Moved(Message):
+        """The cursor is to move by some bars, or to one."""
+
+        def __init__(self, by: int = 0, to: int | None = None) -> None:
+            super().__init__()
+            self.by = by
+            self.to = to
+
+    def action_move(self, by: int) -> None:
+        self.post_message(self.Moved(by))
+
+    def on_click(self, event: Click) -> None:
+        at = event.get_content_offset(self)
+        if at is not None and (bar := self.bar_at(at.x, at.y)) is not None:
+            self.post_message(self.Moved(to=bar))
+
+
+class RunScreen(View):
+    """The open run."""
+
+    KIND = RUN
+    BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(RUN))
+    FILTER_HINT = "ranks: 5   8-15   >90%   host or device pattern   !inverts"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sort = 0
+        self.reverse = False
+        self.log_scale = False
+        self.window = 0
+        self.frozen: Snapshot | None = None
+        self.rank = 0
+        """The one that the cursor is on."""
+        self._keep: RankTest = rank_filter("")
+        self._zoomed: Widget | None = None
+        self._drawn: tuple[object, ...] = ()
+        self._below: list[str] = []
+
+    def body(self) -> Iterable[Widget]:
+        bars = RankBars(id="memory", classes="pane first")
+        loss, rate = LineChart(id="loss", classes="pane"), LineChart(id="rate", classes="pane")
+        step = PhaseBar(id="phases", classes="pane")
+        loss.can_focus = rate.can_focus = step.can_focus = True
+        yield VerticalScroll(
+            Horizontal(bars, Pane(id="verdicts", classes="pane"), id="top"),
+            Pane(id="strip"),
+            Horizontal(loss, rate, id="charts"),
+            Horizontal(step, id="step"),
+            Horizontal(
+                Table(id="collectives", classes="pane"),
+                Table(id="events", classes="pane", empty="no events"),
+                id="lists",
+            ),
+            id="body",
+            can_focus=False,
+        )
+        yield Pane(id="status")
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+
+    def on_mount(self) -> None:
+        self.query_one("#status").can_focus = False
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What the panels show."""
+        return self.frozen or self.board.snapshot
+
+    def on_run_opened(self) -> None:
+        """Another run: nothing of the one before stays."""
+        self.frozen, self.rank, self._drawn = None, 0, ()
+        if self.is_mounted:
+            self.end_filter()
+
+    # Drawing
+
+    def on_tick(self) -> None:
+        if not self.is_mounted:
+            return
+        board = self.board
+        current = board.snapshot
+        self.query_one(Header).show_facts(
+            HeaderFacts(
+                current.view if current else None,
+                bool(current and current.live),
+                board.services.now_ns(),
+                name=board.feed.entry.name if board.feed else "",
+                problem=board.feed.error if board.feed else "",
+            )
+        )
+        self.query_one(Tabs).show_notes(self._notes())
+        shown = self.snapshot
+        run = shown.view if shown else None
+        key = (
+            id(run),
+            self.size,
+            self.sort,
+            self.reverse,
+            self.log_scale,
+            self.window,
+            self.rank,
+            self._keep,
+            self._zoomed,
+        )
+        if key == self._drawn:
+            return
+        self._drawn = key
+        self._lay_out(run)
+        self._show_memory(run)
+        self._show_verdicts(run)
+        self._show_charts(run)
+        self._show_step(run)
+        self._show_lists(run)
+        self.query_one("#status", Pane).show(lambda width, height, letters: self._status(run, width))
+
+    def _notes(self) -> list[Row]:
+        notes: list[Row] = []
+        if self.frozen:
+            notes.append([(f"❚❚ panels frozen at step {self.frozen.view.steps:,} (p)", Ink("warn", bold=True))])
+        text = self.filter_text
+        if text:
+            notes.append([(f"ranks: {text}", Ink("ok"))])
+        notes.append([(f"sort: {SORTS[self.sort]} {'▴' if self.reverse else '▾'}", QUIET)])
+        notes.append([(f"{self.board.pace.hz:g} Hz", QUIET)])
+        return notes
+
+    @property
+    def filter_text(self) -> str:
+        from textual.widgets import Input
+
+        return self.query_one("#filter-text", Input).value.strip()
+
+    def on_filter(self, text: str) -> str:
+        try:
+            self._keep = rank_filter(text)
+        except FilterError as error:
+            return str(error)
+        return ""
+
+    def ranks(self) -> list[RankView]:
+        """Those that are shown, in their order."""
+        shown = self.snapshot
+        if shown is None:
+            return []
+        run = shown.view
+        late = lateness(run)
+        keys = {
+            "rank": lambda rank: rank.rank,
+            "peak": lambda rank: -(rank.highest_bytes or 0),
+            "states": lambda rank: -(model_states(rank.memory) or 0),
+            "lateness": lambda rank: -late.get(rank.rank, 0),
+        }
+        kept = [rank for rank in run.ranks if self._keep(rank)]
+        return sorted(kept, key=keys[SORTS[self.sort]], reverse=self.reverse)
+
+    def _lay_out(self, run: RunView | None) -> None:
+        width, height = self.size
+        self.set_class(width >= WIDE, "-wide")
+        self.set_class(width < MEDIUM, "-narrow")
+        if self._zoomed is not None:
+            self._below = []
+            return
+        room = self.query_one("#body").size.height or max(1, height - 4)
+        ranks = len(self.ranks()) if run else 1
+        bands = bands_for(width, ranks, len(calls_of(run)) if run else 0)
+        heights, self._below = fit_bands(bands, room)
+        for name in ("top", "strip", "charts", "step", "lists"):
+            band = self.query_one(f"#{name}")
+            band.display = name in heights
+            if name in heights and band.styles.height != heights[name]:
+                band.styles.height = heights[name]
+        if self.size.height < 12 or width < 40:
+            self.query_one("#top").styles.height = max(1, room)
+
+    def _show_memory(self, run: RunView | None) -> None:
+        pane = self.query_one("#memory", RankBars)
+        if run is None or not run.ranks:
+            title_of(pane, "memory per rank")
+            pane.show_bars(None)
+            return
+        ranks = self.ranks()
+        chosen = next((rank.rank for rank in ranks if rank.rank == self.rank), ranks[0].rank if ranks else 0)
+        hello = next((rank.hello for rank in run.ranks if rank.hello), None)
+        device = hello is not None and hello.device.startswith("cuda")
+        capacity = hello.capacity_bytes if device and hello else None
+        bars = rank_bars(
+            [rank.rank for rank in ranks],
+            [rank.peak or None for rank in ranks],
+            peak_bytes=[rank.highest_bytes for rank in ranks],
+            ideal_bytes=run.ideal_state_bytes,
+            capacity_bytes=capacity,
+            device=device,
+            flags=[rank_flag(run, rank) for rank in ranks],
+            selected_rank=chosen if len(run.ranks) > 1 and pane.has_focus else None,
+        )
+        now = [float("nan") if (held := total(rank.memory)) is None else float(held) for rank in ranks]
+        bars = replace(bars, columns=[Column("now", now), *bars.columns[1:]])
+        title_of(pane, f"memory per rank at the peak of a step · {bars.unit.name}")
+        pane.border_subtitle = peak_spread(run) if self.size.width >= WIDE else ""
+        pane.show_bars(bars)
+
+    def _show_verdicts(self, run: RunView | None) -> None:
+        card = self.query_one("#verdicts", Pane)
+        title_of(card, "verdict")
+        card.show(lambda width, height, letters: draw_card(run, width, height))
+        self.query_one("#strip", Pane).show(lambda width, height, letters: draw_strip(run, width, height))
+
+    def _show_charts(self, run: RunView | None) -> None:
+        loss, rate = self.query_one("#loss", LineChart), self.query_one("#rate", LineChart)
+        if run is None:
+            title_of(loss, "loss")
+            title_of(rate, "tokens/s")
+            loss.show_plot(Plot())
+            rate.show_plot(Plot())
+            return
+        x = run.series.steps.astype(float)
+        last = WINDOWS[self.window]
+        window = (x[-1] - last, float("inf")) if last and len(x) else None
+        span = f" · last {last:,} steps" if last else ""
+        title_of(loss, f"loss {fmt.number(last_loss(run))}{trend(run)}{' · log' if self.log_scale else ''}{span}")
+        smooth = 1 if len(x) < 200 else min(50, len(x) // 40)
+        loss.show_plot(
+            Plot(
+                series=[Series(x, run.series.loss, smooth=smooth, known=~np.isnan(run.series.loss))],
+                log=self.log_scale,
+                window=window,
+            )
+        )
+        ranks = max(1, run.world_size)
+        per_rank = f" · {fmt.rate(run.tokens_per_s / ranks)} per rank" if run.tokens_per_s and ranks > 1 else ""
+        title_of(rate, f"tokens/s {fmt.rate(run.tokens_per_s)}{per_rank}{span}")
+        known = np.isfinite(run.series.tokens_per_s)
+        rate.show_plot(
+            Plot(
+                series=[Series(x, run.series.tokens_per_s, role="series-4", known=known)],
+                window=window,
+                y_text=fmt.rate,
+                empty="no tokens counted yet",
+            )
+        )
+
+    def _show_step(self, run: RunView | None) -> None:
+        pane = self.query_one("#phases", PhaseBar)
+        words = "one step"
+        if run and run.step_median_ns is not None:
+            words = f"one step · {fmt.duration(run.step_median_ns)} median · {fmt.duration(run.step_p95_ns)} p95"
+        title_of(pane, words)
+        pane.show_phases(step_phases(run) if run else [])
+
+    def _show_lists(self, run: RunView | None) -> None:
+        collectives, events = self.query_one("#collectives", Table), self.query_one("#events", Table)
+        title_of(collectives, comm_title(run) if run else "collectives")
+        collectives.empty = no_collectives(run)
+        collectives.show_columns(collective_columns(run) if run else [])
+        title_of(events, f"events · {len(run.events):,}" if run else "events")
+        events.show_columns(event_columns(run) if run and run.events else [])
+
+    def _status(self, run: RunView | None, width: int) -> list[Row]:
+        """What watching costs, what was lost on the way, and what lies below the fold."""
+        pieces: list[Row] = []
+        below = {"lists": "collectives, events", "step": "step", "charts": "loss", "strip": "verdicts"}
+        if self._below and self._zoomed is None:
+            hidden = ", ".join(below[name] for name in reversed(self._below) if name in below)
+            pieces.append([(f"▼ {hidden}: tab", Ink("ok"))])
+        if run is not None:
+            cost = f"watching costs {fmt.duration(run.overhead_ns)}/step"
+            if run.overhead_ns is not None and run.step_median_ns:
+                cost += f" ({fmt.percent(run.overhead_ns / run.step_median_ns, decimals=2)})"
+            pieces.insert(0, [(cost, QUIET)])
+            for count, word in ((run.dropped, "dropped"), (run.bad_records, "bad records")):
+                pieces.append([(f"{word} {count:,}", Ink("warn", bold=True) if count else QUIET)])
+            missing = [probe for probe, said in run.probes.items() if said != "ok"]
+            if missing:
+                pieces.append([(f"not available: {', '.join(missing)}", Ink("note"))])
+        row, shown = flow(pieces, max(0, width - 2), gap="   ")
+        if not shown and pieces:
+            row, _ = flow(pieces[1:], max(0, width - 2), gap="   ")
+        return [crop([(" ", LABEL), *row], width)]
+
+    # Keys
+
+    def on_rank_bars_moved(self, event: RankBars.Moved) -> None:
+        ranks = self.ranks()
+        if not ranks:
+            return
+        at = next((index for index, rank in enumerate(ranks) if rank.rank == self.rank), 0)
+        at = event.to if event.to is not None else max(0, min(len(ranks) - 1, at + event.by))
+        self.rank = ranks[min(at, len(ranks) - 1)].rank
+        self.on_tick()
+
+    def on_descendant_focus(self) -> None:
+        self._drawn = ()
+        self.on_tick()
+
+    def action_freeze(self) -> None:
+        self.frozen = None if self.frozen else self.board.snapshot
+        self.on_tick()
+
+    def action_sort(self) -> None:
+        self.sort = (self.sort + 1) % len(SORTS)
+        self.on_tick()
+
+    def action_sort_reverse(self) -> None:
+        self.reverse = not self.reverse
+        self.on_tick()
+
+    def action_log_y(self) -> None:
+        self.log_scale = not self.log_scale
+        self.on_tick()
+
+    def action_window(self) -> None:
+        self.window = (self.window + 1) % len(WINDOWS)
+        self.on_tick()
+
+    def action_zoom(self) -> None:
+        """The focused pane alone, or all of them again."""
+        wanted = None if self._zoomed is not None else self.focused
+        if wanted is not None and not wanted.has_class("pane"):
+            return
+        for pane in self.query(".pane"):
+            pane.set_class(pane is wanted, "-zoomed")
+        for band in self.query("#body > *"):
+            band.set_class(wanted is not None and wanted in band.children, "-zoomed")
+        self.set_class(wanted is not None, "-zoom")
+        self._zoomed = wanted
+        self.on_tick()
+
+    def action_open(self) -> None:
+        """Details of the focused pane."""
+        shown, focused = self.snapshot, self.focused
+        if shown is None or focused is None:
+            return
+        run = shown.view
+        if focused.id == "memory" and (ranks := self.ranks()):
+            chosen = self.rank if any(rank.rank == self.rank for rank in ranks) else ranks[0].rank
+            self.app.push_screen(RankScreen(chosen))
+        elif focused.id in ("verdicts", "strip"):
+            self.app.push_screen(Text("verdicts", lambda width: write_verdicts(run, width)))
+        elif focused.id == "collectives" and (calls := calls_of(run)):
+            call = calls[min(self.query_one("#collectives", Table).cursor, len(calls) - 1)]
+            self.app.push_screen(Text(f"{call.unit} · {call.words}", lambda width: write_call(call, run, width)))
+        elif focused.id == "events" and run.events:
+            self.app.push_screen(Text("events", lambda width: write_events(run, width)))
+        elif focused.has_class("pane"):
+            self.action_zoom()
+
+    def action_logs(self) -> None:
+        if self.board.feed is not None:
+            self.app.push_screen(LogsScreen(self.board.feed.entry, self.rank))
+
+    def action_copy(self) -> None:
+        shown = self.snapshot
+        if shown and shown.view.launched:
+            import shlex
+
+            self.board.copy(shlex.join(shown.view.launched.command))
+
+    def action_stop(self) -> None:
+        if not self._going_on("stop"):
+            return
+        name = self.board.feed.entry.name if self.board.feed else ""
+        ranks = ranks_text(self.board.snapshot.view) if self.board.snapshot else "all ranks"
+        self.board.ask(
+            f"Stop the training {name}? All of {ranks} stop after the same step; it cannot go on afterwards.",
+            [("n", "no, let it train", "no"), ("s", "stop it", "stop")],
+            lambda answer: self.board.command("stop") if answer == "stop" else None,
+        )
+
+    def action_hold(self) -> None:
+        if not self._going_on("hold"):
+            return
+        if self.board.snapshot and self.board.snapshot.view.state == "paused":
+            self.board.command("resume")
+            return
+        self.board.ask(
+            "Hold the training? All ranks wait after the same step, keep their memory, and go on when you press h again.",
+            [("n", "no, let it train", "no"), ("h", "hold it", "hold")],
+            lambda answer: self.board.command("pause") if answer == "hold" else None,
+        )
+
+    def _going_on(self, word: str) -> bool:
+        snapshot = self.board.snapshot
+        if snapshot is not None and snapshot.live and snapshot.view.state not in ENDED:
+            return True
+        self.app.notify(f"this run is over: nothing to {word}" if snapshot else "no run is open")
+        return False
+
+    def action_back(self) -> None:
+        if self._zoomed is not None:
+            self.action_zoom()
+        else:
+            super().action_back()
+
+
+def lateness(run: RunView) -> dict[int, int]:
+    """Rank -> ns per step that others waited for it, over all collectives."""
+    late: dict[int, int] = {}
+    for call in calls_of(run):
+        for rank, ns in call.collective.step.late_ns.items():
+            late[rank] = late.get(rank, 0) + ns
+    return late
+
+
+def rank_flag(run: RunView, rank: RankView) -> str:
+    """The severity that a rank's bar is marked with, "" for none."""
+    if rank.goodbye == "error" or (run.ended is not None and run.ended.failed_rank == rank.rank):
+        return "bad"
+    outlier = next((verdict for verdict in run.verdicts if verdict.kind == "rank_outlier"), None)
+    if outlier is not None and outlier.measured == total(rank.peak):
+        return "warn"
+    return "warn" if rank.dropped else ""
+
+
+def trend(run: RunView) -> str:
+    """How the loss moved over the last hundred steps, from means of ten: "  ↓ 0.8 %/100 steps"."""
+    loss = run.series.loss[np.isfinite(run.series.loss)]
+    if len(loss) < 110:
+        return ""
+    before, now = float(loss[-110:-100].mean()), float(loss[-10:].mean())
+    if not before:
+        return ""
+    change = now / before - 1
+    return f"  {'↓' if change < 0 else '↑'} {fmt.percent(abs(change))}/100 steps"

@@ -1,0 +1,178 @@
+"""The verdicts as a card, as a strip where there is little room, and in full; and the key figures beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fsdp_tui.telemetry.view import RankView, RunView, Verdict, category, model_states, total
+from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui.theme import SEVERITY_GLYPHS, Ink
+from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
+from fsdp_tui.tui.widgets.table import paragraph
+
+WAITING = "verdicts come after the second step"
+
+
+def _mark(verdict: Verdict) -> Row:
+    glyph = SEVERITY_GLYPHS.get(verdict.severity, "?")
+    return [(f"{glyph} ", Ink(verdict.severity if verdict.severity in SEVERITY_GLYPHS else "note", bold=True))]
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A verdict's number in its unit."""
+    if unit == "bytes":
+        return fmt.size(value)
+    if unit == "ns":
+        return fmt.duration(value)
+    if unit.startswith("share"):
+        return fmt.percent(value)
+    return f"{fmt.number(value)} {unit}".strip()
+
+
+def numbers(verdict: Verdict) -> str:
+    """Measured and expected, as far as the verdict has them."""
+    words = []
+    if verdict.measured is not None:
+        words.append(f"measured {amount(verdict.measured, verdict.unit)}")
+    if verdict.expected is not None:
+        words.append(f"expected {amount(verdict.expected, verdict.unit)}")
+        if verdict.unit == "bytes" and verdict.measured is not None:
+            words.append(fmt.change(verdict.measured, verdict.expected))
+    return "  ".join(words)
+
+
+def draw_card(run: RunView | None, width: int, height: int) -> list[Row]:
+    """Verdicts, the gravest first, as many whole ones as fit; then the key figures; what is missing is counted."""
+    if run is None or width < 1 or height < 1:
+        return []
+    figures = key_figures(run, width)
+    blocks = [_block(verdict, width, full=True) for verdict in run.verdicts]
+    briefs = [_block(verdict, width, full=False) for verdict in run.verdicts]
+    if not blocks:
+        blocks = briefs = [paragraph(_nothing(run), width, QUIET)]
+    if sum(map(len, blocks)) + len(figures) + bool(figures) > height:
+        blocks = briefs
+    if sum(map(len, blocks)) + len(figures) + bool(figures) > height:
+        figures = []
+    rows: list[Row] = []
+    shown = 0
+    for block in blocks:
+        left = len(blocks) - shown - 1
+        if rows and len(rows) + len(block) + bool(left) > height:
+            break
+        rows += block
+        shown += 1
+    rows = rows[:height]
+    if shown < len(blocks):
+        more = f"+{len(blocks) - shown} more ↵"
+        rows = [*rows[: height - 1], crop([(more, QUIET)], width)]
+    elif figures:
+        rows += [crop([], width)] * max(0, height - len(rows) - len(figures)) + figures
+    return rows[:height]
+
+
+def _block(verdict: Verdict, width: int, *, full: bool) -> list[Row]:
+    rows = paragraph(
+        verdict.what, width, STRONG if verdict.severity in ("bad", "warn") else LABEL, first=_mark(verdict)
+    )
+    if full:
+        said = [numbers(verdict), verdict.reason, f"→ {verdict.next}" if verdict.next else ""]
+        for text in said:
+            if text:
+                rows += paragraph(text, width, QUIET, first=[("  ", QUIET)])
+    return rows
+
+
+def _nothing(run: RunView) -> str:
+    return WAITING if run.steps < 2 and run.ended is None else "no verdict: nothing is known to be wrong"
+
+
+def draw_strip(run: RunView | None, width: int, height: int) -> list[Row]:
+    """The gravest verdicts in a row each, cut with "…"; the last row counts the rest."""
+    if run is None or height < 1:
+        return []
+    if not run.verdicts:
+        return [crop([(f" {_nothing(run)}", QUIET)], width)]
+    rows: list[Row] = []
+    for at, verdict in enumerate(run.verdicts[:height]):
+        rest = len(run.verdicts) - height if at == height - 1 else 0
+        more = f"  +{rest} ↵" if rest > 0 else ""
+        room = max(0, width - 3 - len(more))
+        rows.append(crop([(" ", LABEL), *_mark(verdict), (fmt.fit(verdict.what, room), LABEL), (more, QUIET)], width))
+    return rows
+
+
+def write_verdicts(run: RunView, width: int) -> list[Row]:
+    """All verdicts in full."""
+    rows: list[Row] = []
+    for verdict in run.verdicts:
+        rows += [*_block(verdict, width, full=True), crop([], width)]
+    rows = rows or paragraph(_nothing(run), width, QUIET)
+    for probe, said in run.probes.items():
+        if said != "ok":
+            rows += paragraph(f"{probe}: {said}", width, QUIET, first=[("· ", Ink("note", bold=True))])
+    if run.ended and run.ended.log_tail:
+        rows += [crop([], width), crop([("last lines of its log", QUIET)], width)]
+        for line in run.ended.log_tail:
+            rows += paragraph(clean(line), width)
+    return rows
+
+
+def key_figures(run: RunView, width: int) -> list[Row]:
+    """Worst rank's bytes beside what theory says: states, gathered parameters, activations, cache."""
+    table = list(_figures(run))
+    if not table:
+        return []
+    name_width = max(len(name) for name, _, _ in table)
+    value_width = max(len(value) for _, value, _ in table)
+    rows = []
+    for name, value, note in table:
+        row: Row = [(f"{name:<{name_width}}  ", QUIET), (f"{value:>{value_width}}", LABEL)]
+        if note and name_width + value_width + len(note) + 4 <= width:
+            row.append((f"  {note}", QUIET))
+        rows.append(crop(row, width))
+    return rows
+
+
+def _figures(run: RunView) -> Iterator[tuple[str, str, str]]:
+    states = worst(run.ranks, lambda rank: model_states(rank.memory))
+    if states is not None:
+        ideal = run.ideal_state_bytes
+        note = f"ideal {fmt.size(ideal)}  {fmt.change(states, ideal)}" if ideal else "no formula for this strategy"
+        yield "model states", fmt.size(states), note
+    for name, title, note in (
+        ("param_unsharded", "unsharded", "gathered parameters, at the peak"),
+        ("activation", "activations", "at the peak; measured, no formula"),
+    ):
+        value = worst(run.ranks, lambda rank, name=name: category(rank.peak, name))  # type: ignore[misc]
+        if value is not None:
+            yield title, fmt.size(value), note
+    cache = worst(run.ranks, lambda rank: category(rank.peak, "cache"))
+    if cache is not None:
+        yield "cache", fmt.size(cache), "reserved − allocated"
+
+
+def worst(ranks: Sequence[RankView], read: object) -> int | None:
+    """The largest over ranks; not known when one rank's is not."""
+    values = [read(rank) for rank in ranks]  # type: ignore[operator]
+    return max(values) if values and None not in values else None
+
+
+def peak_spread(run: RunView) -> str:
+    """Lowest, median and highest peak so far: one line under the bars."""
+    peaks = sorted(
+        (peak, rank.rank) for rank in run.ranks if (peak := rank.highest_bytes or total(rank.peak)) is not None
+    )
+    if len(peaks) < 2:
+        return ""
+    unit = fmt.scale_for([peak for peak, _ in peaks])
+    middle = peaks[len(peaks) // 2][0] if len(peaks) % 2 else sum(p for p, _ in peaks[len(peaks) // 2 - 1 :][:2]) / 2
+    return (
+        f"peaks {unit.name}: min {fmt.in_unit(peaks[0][0], unit)}  median {fmt.in_unit(middle, unit)}"
+        f"  max {fmt.in_unit(peaks[-1][0], unit)} (rank {peaks[-1][1]})"
+    )
+
+
+def clean(text: str) -> str:
+    """One line of someone else's output without what would move our cursor."""
+    return "".join(char if char.isprintable() else " " if char == "\t" else "·" for char in text.rstrip("\r\n"))
