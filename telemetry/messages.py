@@ -170,7 +170,8 @@ class Comm(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
     group: list[Count]
     nbytes: list[Count]
     """Gathered output, or reduce input."""
-    duration_ns: list[Count]
+    duration_ns: list[Signed]
+    """Issue to completion; -1: not known."""
     exposed_ns: list[Signed]
     """Time compute waited for it; -1: not known."""
 

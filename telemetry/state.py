@@ -428,13 +428,12 @@ def _sum_collectives(
         column = columns[rank] = np.array(
             [keys[key] for key in zip(comm.unit, comm.kind, comm.phase, strict=True)], dtype=np.int64
         )
-        waited = np.asarray(comm.exposed_ns, dtype=np.float64)
-        duration[rank] = _sums(column, np.asarray(comm.duration_ns, dtype=np.float64), len(keys))
-        exposed[rank] = _sums(column, np.where(waited < 0, np.nan, waited), len(keys))
+        duration[rank] = _sums(column, _known(comm.duration_ns), len(keys))
+        exposed[rank] = _sums(column, _known(comm.exposed_ns), len(keys))
         calls = np.maximum(calls, _sums(column, np.ones(len(column)), len(keys)))
         nbytes = np.maximum(nbytes, _sums(column, np.asarray(comm.nbytes, dtype=np.float64), len(keys)))
     for members, rows in _same_calls(by_rank, columns, groups):
-        spent = np.array([np.asarray(by_rank[rank].duration_ns, dtype=np.float64)[rows] for rank in members])
+        spent = np.array([_known(by_rank[rank].duration_ns)[rows] for rank in members])
         behind = spent.max(axis=0) - spent
         for rank, row in zip(members, behind, strict=True):
             part = _sums(columns[rank][rows], row, len(keys))
@@ -450,6 +449,11 @@ def _sum_collectives(
         exposed=exposed.tobytes(),
         late=late.tobytes(),
     )
+
+
+def _known(times_ns: list[int]) -> NDArray[np.float64]:
+    times = np.asarray(times_ns, dtype=np.float64)
+    return np.where(times < 0, np.nan, times)
 
 
 def _sums(column: NDArray[np.int64], values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
