@@ -179,7 +179,7 @@ def test_compare_and_delete(fsdp_tui: Program, a: dict[str, Any]) -> None:
     assert document["equivalence"]["agrees"] is True
     fsdp_tui("rm", "brief")
     fsdp_tui("show", "brief", code=1)
-    assert "say --yes" in fsdp_tui("prune", "--keep", "1", code=1).stderr
+    assert "say --yes" in fsdp_tui("prune", "--keep", "0", code=1).stderr
 
 
 def test_a_script_that_raises_at_once(fsdp_tui: Program) -> None:
