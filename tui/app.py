@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import App
 from textual.binding import BindingType
@@ -83,7 +83,7 @@ class Dashboard(App[int]):
 
     CSS_PATH = "dashboard.tcss"
     TITLE = "fsdp-tui"
-    MODES: ClassVar[dict[str, str | Callable[[], Screen[object]]]] = {
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
         "runs": RunsScreen,
         "run": RunScreen,
         "launch": LaunchScreen,
@@ -109,6 +109,8 @@ class Dashboard(App[int]):
         self.marked: list[str] = []
         self.feed: Feed | None = None
         self.letters = False
+        self.still = False
+        """Nobody presses keys: the line of keys stays away."""
         self.pace = Pace()
         self.own = list(own)
         self._open_on = open_on
@@ -198,7 +200,7 @@ class Dashboard(App[int]):
                     screen.on_run_opened()
         self.action_show("run")
 
-    def _screens(self) -> Iterable[Screen[object]]:
+    def _screens(self) -> Iterable[Screen[Any]]:
         for stack in self._screen_stacks.values():
             yield from stack
 
@@ -259,7 +261,11 @@ class Dashboard(App[int]):
 
     def ask(self, question: str, answers: Sequence[tuple[str, str, str]], then: Callable[[str | None], object]) -> None:
         """Asks over the current screen. `answers` are (key, label, value), the harmless one first."""
-        self.push_screen(Ask(question, answers), lambda answer: None if then(answer) else None)
+
+        def answered(answer: str | None) -> None:
+            then(answer)
+
+        self.push_screen(Ask(question, answers), answered)
 
     def copy(self, text: str) -> None:
         """To the clipboard, as far as the terminal lets us; shown too, so that it can be copied by hand."""
@@ -289,7 +295,7 @@ class Dashboard(App[int]):
             for chart in screen.query(Chart):
                 chart.refresh()
 
-    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:  # type: ignore[override]
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         name = self.feed.entry.name if self.feed and self.current_mode == "run" else self.current_mode
         safe = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)
         wanted = filename or f"fsdp-tui-{safe}-{time.strftime('%H%M%S')}.svg"
@@ -374,6 +380,11 @@ class Dashboard(App[int]):
             self.exit(0)
         self._interrupted_s = now_s
         self.notify("ctrl+c again quits; runs go on. (q asks what becomes of them)", timeout=TWICE_S)
+
+    def text(self) -> str:
+        """What is on the screen, without colours."""
+        strips = self.screen._compositor.render_strips()
+        return "\n".join(strip.text.rstrip() for strip in strips)
 
     def on_unmount(self) -> None:
         if self.feed is not None:

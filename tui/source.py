@@ -148,15 +148,14 @@ class Feed:
     def _pump(self, source: RunSource) -> None:
         changed, taken_s = True, 0.0
         while not self._closed.is_set():
-            if changed and (not source.live or time.monotonic() - taken_s >= self.every_s):
+            due = not source.live or time.monotonic() - taken_s >= self.every_s
+            if due and (changed or self.live != source.live):
                 self.latest = Snapshot(self.entry, source.view(), source.live)
                 changed, taken_s = False, time.monotonic()
-            self._pass_commands(source)
             if not source.live:
-                if changed:
-                    continue
                 return
-            changed = source.poll(POLL_MS) or changed or self.live != source.live
+            self._pass_commands(source)
+            changed = source.poll(POLL_MS) or changed
 
     def _pass_commands(self, source: RunSource) -> None:
         while True:

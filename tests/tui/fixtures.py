@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,8 +231,11 @@ def column(nbytes: dict[str, int]) -> list[int | None]:
 
 
 def run_id(name: str) -> str:
-    letters = "".join(char for char in name.lower() if char in "abcdefghijklmnopqrstuvwxyz234567")
-    return f"20231114-221320-{(letters + 'aaaa')[:4]}"
+    """An id that is the same for the same name."""
+    digest = zlib.crc32(name.encode())
+    return "20231114-221320-" + "".join(
+        "abcdefghijklmnopqrstuvwxyz234567"[digest >> shift & 31] for shift in (0, 5, 10, 15)
+    )
 
 
 def entry(name: str = "tiny", root: Path = Path("/nowhere"), **changes: object) -> RunEntry:

@@ -13,6 +13,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Button, Input, Static
 
+from fsdp_tui.tui.keys import shown
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import Row
 from fsdp_tui.tui.widgets.chrome import Header, KeyBar, Tabs
@@ -52,11 +53,12 @@ class View(Screen[None]):
         if self.FILTER_HINT:
             with Horizontal(id="filter"):
                 yield Static("/", id="filter-slash")
-                yield Input(placeholder=self.FILTER_HINT, compact=True, id="filter-text")
+                yield Input(placeholder=self.FILTER_HINT, compact=True, select_on_focus=False, id="filter-text")
                 yield Static("", id="filter-problem")
         yield KeyBar(self.KIND)
 
     def on_mount(self) -> None:
+        self.set_class(self.board.still, "-still")
         self.fit_to_size()
 
     def on_screen_resume(self) -> None:
@@ -141,16 +143,16 @@ class Ask(ModalScreen[str]):
     def compose(self) -> ComposeResult:
         with Vertical(id="ask"):
             yield Static(self.question, markup=False, id="question")
-            with Horizontal(id="answers"):
+            with Vertical(id="answers"):
                 for key, label, value in self.answers:
-                    yield Button(f"{key} {label}", compact=True, name=value)
+                    yield Button(f"{shown(key)}  {label}", compact=True, name=value)
 
     def on_mount(self) -> None:
         for key, _, value in self.answers:
             self._bindings.bind(key, f"answer('{value}')", show=False)
         self._bindings.bind("escape", f"answer('{self.answers[0][2]}')", show=False)
-        self._bindings.bind("left", "app.focus_previous", show=False)
-        self._bindings.bind("right", "app.focus_next", show=False)
+        self._bindings.bind("left,up", "app.focus_previous", show=False)
+        self._bindings.bind("right,down", "app.focus_next", show=False)
 
     def action_answer(self, value: str) -> None:
         self.dismiss(value)

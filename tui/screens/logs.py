@@ -138,8 +138,8 @@ class LogView(Chart):
             self.top = self._last_page(width, height)
         rows: list[Row] = []
         for line in self.lines[self.top : self.top + height]:
-            for begin in range(0, max(1, len(line)), width):
-                rows.append(crop(self._inked(line[begin : begin + width]), width))
+            parts = (line[begin : begin + width] for begin in range(0, max(1, len(line)), width))
+            rows += [crop(self._inked(part), width) for part in parts]
         return rows[:height]
 
     def _inked(self, line: str) -> Row:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -15,11 +16,11 @@ from textual.message import Message
 from textual.widget import Widget
 
 from fsdp_tui.telemetry.messages import ENDED
-from fsdp_tui.telemetry.report import last_loss
 from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.filters import FilterError, RankTest, rank_filter
 from fsdp_tui.tui.keys import RUN, bindings_of
+from fsdp_tui.tui.screens.bands import Band, fit_bands
 from fsdp_tui.tui.screens.base import Text, View, title_of
 from fsdp_tui.tui.screens.details import write_call, write_events
 from fsdp_tui.tui.screens.logs import LogsScreen
@@ -28,68 +29,25 @@ from fsdp_tui.tui.source import Snapshot
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.bars import Column, MemoryBars, rank_bars
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Row, crop, flow
-from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs, ranks_text
+from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
 from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread, write_verdicts
 from fsdp_tui.tui.widgets.lines import LineChart, Plot, Series
 from fsdp_tui.tui.widgets.phases import PhaseBar
-from fsdp_tui.tui.widgets.table import Pane, Table
+from fsdp_tui.tui.widgets.table import Pane, Reader, Table, paragraph
 from fsdp_tui.tui.widgets.traffic import (
     calls_of,
     collective_columns,
     comm_title,
-    event_columns,
     no_collectives,
     step_phases,
 )
 
 SORTS = ("rank", "peak", "states", "lateness")
+BANDS = ("top", "strip", "charts", "step", "lists")
 WINDOWS = (None, 1000, 200, 50)
 """Steps that the charts show; None: all."""
-WIDE, MEDIUM = 100, 72
+WIDE, MEDIUM = 100, 60
 """From these widths on: two panes side by side everywhere; the charts side by side."""
-
-
-class Band(NamedTuple):
-    """A row of panes."""
-
-    name: str
-    least: int
-    most: int
-    weight: int
-    """Share of the room that is left when every band has its least."""
-
-
-def fit_bands(bands: Sequence[Band], room: int) -> tuple[dict[str, int], list[str]]:
-    """The height of each band, and the names of those that lie below the fold: one scrolls, or tabs, to them."""
-    heights: dict[str, int] = {}
-    above: list[Band] = []
-    left = room
-    for band in bands:
-        if left >= band.least and len(above) == len(heights):
-            above.append(band)
-            left -= band.least
-            heights[band.name] = band.least
-        else:
-            break
-    if not above:
-        above = [bands[0]]
-        heights[bands[0].name] = max(1, room)
-        left = 0
-    growing = [band for band in above if band.most > heights[band.name]]
-    while left > 0 and growing:
-        whole = sum(band.weight for band in growing)
-        given = 0
-        for band in growing:
-            more = min(left - given, band.most - heights[band.name], max(1, left * band.weight // whole))
-            heights[band.name] += more
-            given += more
-        left -= given
-        growing = [band for band in growing if band.most > heights[band.name]]
-    below = [band.name for band in bands if band.name not in heights]
-    for band in bands:
-        if band.name in below:
-            heights[band.name] = min(band.most, max(band.least, min(room, band.least + 4)))
-    return heights, below
 
 
 def bands_for(width: int, ranks: int, calls: int) -> list[Band]:
@@ -131,6 +89,9 @@ class RankBars(MemoryBars):
         Binding("end", "move(1000000)", show=False),
     ]
 
+    empty = ""
+    """Said instead of the bars."""
+
     class Moved(Message):
         """The cursor is to move by some bars, or to one."""
 
@@ -141,6 +102,9 @@ class RankBars(MemoryBars):
 
     def action_move(self, by: int) -> None:
         self.post_message(self.Moved(by))
+
+    def draw(self, width: int, height: int, letters: bool) -> list[Row]:
+        return [crop([(self.empty, QUIET)], width)] if self.empty else super().draw(width, height, letters)
 
     def on_click(self, event: Click) -> None:
         at = event.get_content_offset(self)
@@ -161,12 +125,14 @@ class RunScreen(View):
         self.reverse = False
         self.log_scale = False
         self.window = 0
+        self.at_peak = True
         self.frozen: Snapshot | None = None
         self.rank = 0
         """The one that the cursor is on."""
         self._keep: RankTest = rank_filter("")
         self._zoomed: Widget | None = None
         self._drawn: tuple[object, ...] = ()
+        self._drawn_run: RunView | None = None
         self._below: list[str] = []
 
     def body(self) -> Iterable[Widget]:
@@ -181,7 +147,7 @@ class RunScreen(View):
             Horizontal(step, id="step"),
             Horizontal(
                 Table(id="collectives", classes="pane"),
-                Table(id="events", classes="pane", empty="no events"),
+                Reader(id="events", classes="pane"),
                 id="lists",
             ),
             id="body",
@@ -226,8 +192,8 @@ class RunScreen(View):
         shown = self.snapshot
         run = shown.view if shown else None
         key = (
-            id(run),
             self.size,
+            self.at_peak,
             self.sort,
             self.reverse,
             self.log_scale,
@@ -236,9 +202,9 @@ class RunScreen(View):
             self._keep,
             self._zoomed,
         )
-        if key == self._drawn:
+        if run is self._drawn_run and key == self._drawn:
             return
-        self._drawn = key
+        self._drawn_run, self._drawn = run, key
         self._lay_out(run)
         self._show_memory(run)
         self._show_verdicts(run)
@@ -291,20 +257,26 @@ class RunScreen(View):
         width, height = self.size
         self.set_class(width >= WIDE, "-wide")
         self.set_class(width < MEDIUM, "-narrow")
-        if self._zoomed is not None:
-            self._below = []
-            return
         room = self.query_one("#body").size.height or max(1, height - 4)
+        zoomed = self._zoomed
+        for pane in self.query(".pane"):
+            pane.set_class(zoomed is not None and pane is not zoomed, "-away")
+            pane.set_class(pane is zoomed, "-alone")
+        if zoomed is not None:
+            self._below = []
+            for name in BANDS:
+                band = self.query_one(f"#{name}")
+                band.display = zoomed in band.children
+                band.styles.height = room
+            return
         ranks = len(self.ranks()) if run else 1
         bands = bands_for(width, ranks, len(calls_of(run)) if run else 0)
         heights, self._below = fit_bands(bands, room)
-        for name in ("top", "strip", "charts", "step", "lists"):
+        for name in BANDS:
             band = self.query_one(f"#{name}")
             band.display = name in heights
-            if name in heights and band.styles.height != heights[name]:
+            if name in heights:
                 band.styles.height = heights[name]
-        if self.size.height < 12 or width < 40:
-            self.query_one("#top").styles.height = max(1, room)
 
     def _show_memory(self, run: RunView | None) -> None:
         pane = self.query_one("#memory", RankBars)
@@ -313,23 +285,25 @@ class RunScreen(View):
             pane.show_bars(None)
             return
         ranks = self.ranks()
+        pane.empty = "" if ranks else f"no rank matches {self.filter_text}"
         chosen = next((rank.rank for rank in ranks if rank.rank == self.rank), ranks[0].rank if ranks else 0)
         hello = next((rank.hello for rank in run.ranks if rank.hello), None)
         device = hello is not None and hello.device.startswith("cuda")
         capacity = hello.capacity_bytes if device and hello else None
         bars = rank_bars(
             [rank.rank for rank in ranks],
-            [rank.peak or None for rank in ranks],
+            [(rank.peak if self.at_peak else rank.memory) or None for rank in ranks],
             peak_bytes=[rank.highest_bytes for rank in ranks],
             ideal_bytes=run.ideal_state_bytes,
             capacity_bytes=capacity,
             device=device,
             flags=[rank_flag(run, rank) for rank in ranks],
-            selected_rank=chosen if len(run.ranks) > 1 and pane.has_focus else None,
+            selected_rank=chosen if len(run.ranks) > 1 and pane.has_focus and not self.board.still else None,
         )
         now = [float("nan") if (held := total(rank.memory)) is None else float(held) for rank in ranks]
         bars = replace(bars, columns=[Column("now", now), *bars.columns[1:]])
-        title_of(pane, f"memory per rank at the peak of a step · {bars.unit.name}")
+        when = "at the peak of a step" if self.at_peak else "after the optimizer's step"
+        title_of(pane, f"memory per rank {when} · {bars.unit.name}")
         pane.border_subtitle = peak_spread(run) if self.size.width >= WIDE else ""
         pane.show_bars(bars)
 
@@ -347,15 +321,23 @@ class RunScreen(View):
             loss.show_plot(Plot())
             rate.show_plot(Plot())
             return
-        x = run.series.steps.astype(float)
+        # The newest step is still being reported by some ranks: a mean over the others would jump.
+        whole = int(np.searchsorted(run.series.steps, run.steps, side="right"))
+        x, losses, rates = (
+            run.series.steps[:whole].astype(float),
+            run.series.loss[:whole],
+            run.series.tokens_per_s[:whole],
+        )
         last = WINDOWS[self.window]
         window = (x[-1] - last, float("inf")) if last and len(x) else None
         span = f" · last {last:,} steps" if last else ""
-        title_of(loss, f"loss {fmt.number(last_loss(run))}{trend(run)}{' · log' if self.log_scale else ''}{span}")
+        title_of(
+            loss, f"loss {fmt.number(last_known(losses))}{trend(losses)}{' · log' if self.log_scale else ''}{span}"
+        )
         smooth = 1 if len(x) < 200 else min(50, len(x) // 40)
         loss.show_plot(
             Plot(
-                series=[Series(x, run.series.loss, smooth=smooth, known=~np.isnan(run.series.loss))],
+                series=[Series(x, losses, smooth=smooth, known=~np.isnan(losses))],
                 log=self.log_scale,
                 window=window,
             )
@@ -363,10 +345,9 @@ class RunScreen(View):
         ranks = max(1, run.world_size)
         per_rank = f" · {fmt.rate(run.tokens_per_s / ranks)} per rank" if run.tokens_per_s and ranks > 1 else ""
         title_of(rate, f"tokens/s {fmt.rate(run.tokens_per_s)}{per_rank}{span}")
-        known = np.isfinite(run.series.tokens_per_s)
         rate.show_plot(
             Plot(
-                series=[Series(x, run.series.tokens_per_s, role="series-4", known=known)],
+                series=[Series(x, rates, role="series-4", known=np.isfinite(rates))],
                 window=window,
                 y_text=fmt.rate,
                 empty="no tokens counted yet",
@@ -382,33 +363,39 @@ class RunScreen(View):
         pane.show_phases(step_phases(run) if run else [])
 
     def _show_lists(self, run: RunView | None) -> None:
-        collectives, events = self.query_one("#collectives", Table), self.query_one("#events", Table)
+        collectives, events = self.query_one("#collectives", Table), self.query_one("#events", Reader)
         title_of(collectives, comm_title(run) if run else "collectives")
         collectives.empty = no_collectives(run)
         collectives.show_columns(collective_columns(run) if run else [])
         title_of(events, f"events · {len(run.events):,}" if run else "events")
-        events.show_columns(event_columns(run) if run and run.events else [])
+        events.show(
+            lambda width: write_events(run, width) if run and run.events else paragraph("no events", width, QUIET)
+        )
 
     def _status(self, run: RunView | None, width: int) -> list[Row]:
         """What watching costs, what was lost on the way, and what lies below the fold."""
-        pieces: list[Row] = []
+        trouble: list[Row] = []
+        calm: list[Row] = []
         below = {"lists": "collectives, events", "step": "step", "charts": "loss", "strip": "verdicts"}
+        hint: list[Row] = []
         if self._below and self._zoomed is None:
-            hidden = ", ".join(below[name] for name in reversed(self._below) if name in below)
-            pieces.append([(f"▼ {hidden}: tab", Ink("ok"))])
+            hidden = ", ".join(below[name] for name in self._below if name in below)
+            where = f"not shown, needs more lines: {hidden}" if self.board.still else f"▼ {hidden}: tab"
+            hint = [[(where, Ink("ok"))]]
         if run is not None:
             cost = f"watching costs {fmt.duration(run.overhead_ns)}/step"
             if run.overhead_ns is not None and run.step_median_ns:
                 cost += f" ({fmt.percent(run.overhead_ns / run.step_median_ns, decimals=2)})"
-            pieces.insert(0, [(cost, QUIET)])
+            calm.append([(cost, QUIET)])
             for count, word in ((run.dropped, "dropped"), (run.bad_records, "bad records")):
-                pieces.append([(f"{word} {count:,}", Ink("warn", bold=True) if count else QUIET)])
+                if count:
+                    trouble.append([(f"▲ {word} {count:,}", Ink("warn", bold=True))])
+                else:
+                    calm.append([(f"{word} 0", QUIET)])
             missing = [probe for probe, said in run.probes.items() if said != "ok"]
             if missing:
-                pieces.append([(f"not available: {', '.join(missing)}", Ink("note"))])
-        row, shown = flow(pieces, max(0, width - 2), gap="   ")
-        if not shown and pieces:
-            row, _ = flow(pieces[1:], max(0, width - 2), gap="   ")
+                calm.append([(f"not available: {', '.join(missing)}", Ink("note"))])
+        row, _ = flow([*trouble, *hint, *calm], max(0, width - 2), gap="   ")
         return [crop([(" ", LABEL), *row], width)]
 
     # Keys
@@ -442,6 +429,10 @@ class RunScreen(View):
         self.log_scale = not self.log_scale
         self.on_tick()
 
+    def action_moment(self) -> None:
+        self.at_peak = not self.at_peak
+        self.on_tick()
+
     def action_window(self) -> None:
         self.window = (self.window + 1) % len(WINDOWS)
         self.on_tick()
@@ -451,11 +442,6 @@ class RunScreen(View):
         wanted = None if self._zoomed is not None else self.focused
         if wanted is not None and not wanted.has_class("pane"):
             return
-        for pane in self.query(".pane"):
-            pane.set_class(pane is wanted, "-zoomed")
-        for band in self.query("#body > *"):
-            band.set_class(wanted is not None and wanted in band.children, "-zoomed")
-        self.set_class(wanted is not None, "-zoom")
         self._zoomed = wanted
         self.on_tick()
 
@@ -493,9 +479,8 @@ class RunScreen(View):
         if not self._going_on("stop"):
             return
         name = self.board.feed.entry.name if self.board.feed else ""
-        ranks = ranks_text(self.board.snapshot.view) if self.board.snapshot else "all ranks"
         self.board.ask(
-            f"Stop the training {name}? All of {ranks} stop after the same step; it cannot go on afterwards.",
+            f"Stop the training {name}? All ranks stop after the same step. What is recorded stays; the training cannot go on afterwards.",
             [("n", "no, let it train", "no"), ("s", "stop it", "stop")],
             lambda answer: self.board.command("stop") if answer == "stop" else None,
         )
@@ -545,9 +530,15 @@ def rank_flag(run: RunView, rank: RankView) -> str:
     return "warn" if rank.dropped else ""
 
 
-def trend(run: RunView) -> str:
+def last_known(values: NDArray[np.float64]) -> float | None:
+    """The newest value that is not NaN."""
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if known.size else None
+
+
+def trend(losses: NDArray[np.float64]) -> str:
     """How the loss moved over the last hundred steps, from means of ten: "  ↓ 0.8 %/100 steps"."""
-    loss = run.series.loss[np.isfinite(run.series.loss)]
+    loss = losses[np.isfinite(losses)]
     if len(loss) < 110:
         return ""
     before, now = float(loss[-110:-100].mean()), float(loss[-10:].mean())

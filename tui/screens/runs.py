@@ -16,7 +16,7 @@ from fsdp_tui.tui.keys import RUNS, bindings_of
 from fsdp_tui.tui.screens.base import View, title_of
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
-from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs, state_mark
+from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs, ago, state_mark
 from fsdp_tui.tui.widgets.table import Pane, Table, TableColumn
 
 SORTS = ("started", "name", "state", "strategy", "steps", "loss", "size")
@@ -54,7 +54,7 @@ class RunsScreen(View):
         self._shown = entries
         live = sum(entry.live for entry in board.entries)
         header = self.query_one(Header)
-        header.show_facts(HeaderFacts(None, False, board.services.now_ns()))
+        header.show_facts(HeaderFacts(None, False, board.services.now_ns(), title="runs of this machine"))
         table = self.query_one("#list", Table)
         hidden = len(board.entries) - len(entries)
         title_of(
@@ -226,12 +226,3 @@ def strategy(entry: RunEntry) -> str:
 
 def steps(entry: RunEntry) -> str:
     return f"{entry.steps:,}" + (f"/{entry.planned_steps:,}" if entry.planned_steps else "")
-
-
-def ago(ns: int) -> str:
-    """ "12 s ago", "3 min ago", "2 h ago", "5 d ago"."""
-    seconds = max(0, ns // 10**9)
-    for size, word in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size} {word} ago"
-    return f"{seconds} s ago"

@@ -47,6 +47,15 @@ def strategy_text(run: RunView) -> str:
     return run.effective or run.requested or fmt.UNKNOWN
 
 
+def ago(ns: int) -> str:
+    """ "12 s ago", "3 min ago", "2 h ago", "5 d ago"."""
+    seconds = max(0, ns // 10**9)
+    for size, word in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {word} ago"
+    return f"{seconds} s ago"
+
+
 @dataclass(frozen=True)
 class HeaderFacts:
     """What the header says of the open run, and when."""
@@ -57,6 +66,9 @@ class HeaderFacts:
     name: str = ""
     problem: str = ""
     """Instead of everything else."""
+    title: str = ""
+    """Of a screen that is not about one run, with a few words about it."""
+    about: str = ""
 
 
 class _Part(NamedTuple):
@@ -68,6 +80,13 @@ class _Part(NamedTuple):
 def draw_header(facts: HeaderFacts, width: int) -> Row:
     """One row: state, name, strategy, ranks, step, time, and at the right how old the data are."""
     run = facts.run
+    if facts.title:
+        row: Row = [
+            (" fsdp-tui", STRONG),
+            ("  " + fmt.fit(facts.title, min(len(facts.title), max(0, width - 11))), LABEL),
+        ]
+        room = width - row_width(row) - 4
+        return crop([*row, (f"   {facts.about}" if len(facts.about) <= room else "", QUIET)], width)
     if facts.problem or run is None:
         mark = STATE_MARKS["failed"] if facts.problem else STATE_MARKS["starting"]
         said = facts.problem or (f"opening {facts.name} …" if facts.name else "no run open")
@@ -76,7 +95,7 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
     mark, extra, right = state_mark(run.state), "", ""
     if run.state in ENDED:
         ended = run.ended.ended_ns if run.ended else None
-        right = f"ended {fmt.duration(facts.now_ns - ended)} ago" if ended and facts.now_ns >= ended else "recorded"
+        right = f"ended {ago(facts.now_ns - ended)}" if ended and facts.now_ns >= ended else "recorded"
     elif age is not None and age > STALE_NS:
         mark, extra = STATE_MARKS["stale"], f" {fmt.age(age).removesuffix(' old')}"
         right = f"data {fmt.age(age)}"
@@ -97,24 +116,21 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
         _Part(1, [(steps, LABEL)]),
         _Part(6, [(fmt.clock(until - run.started_ns), LABEL)] if run.started_ns and until >= run.started_ns else []),
     ]
-    for wide in (right, right.removeprefix("data ").removeprefix("ended "), ""):
+    # How old the data are is said in fewer words before the strategy goes; the strategy goes before the age does.
+    for wide, enough in ((right, 3), (right.removeprefix("data ").removeprefix("ended "), 2), ("", 0)):
         chosen = [part for part in parts if part.row]
-        room = width - 1 - (len(wide) + 3 if wide else 0)
-        # The age goes before the step and the strategy do.
-        enough = 3 if wide else 0
+        room = width - 1 - (len(wide) + 2 if wide else 0)
         while _width(chosen) > room and max(part.need for part in chosen) > enough:
             worst = max(part.need for part in chosen)
             chosen = [part for part in chosen if part.need != worst]
         if _width(chosen) <= room:
             break
-    row: Row = [(" ", LABEL)]
+    row = [(" ", LABEL)]
     for at, part in enumerate(chosen):
         row += ([(" · " if at > 1 else "  ", QUIET)] if at else []) + part.row
-    row = (
-        row[:-1] + [(fmt.fit(row[-1][0], max(0, width - row_width(row[:-1]))), row[-1][1])]
-        if row_width(row) > width
-        else row
-    )
+    if row_width(row) > width:
+        text, ink = row.pop()
+        row.append((fmt.fit(text, max(0, width - row_width(row))), ink))
     return crop([*row, (" " * max(0, width - row_width(row) - len(wide) - 1), LABEL), (wide, QUIET)], width)
 
 
@@ -209,9 +225,10 @@ class KeyBar(Chart):
         x = 1
         quitting = [key for key in keys_for(self._screen) if key.id == "quit"]
         for key in [*(key for key in keys_for(self._screen) if key.footer and key.id != "quit"), *quitting]:
-            if self._typing and not _works_in_field(key):
+            name = _field_key(key) if self._typing else key.keys.split(",")[0]
+            if not name:
                 continue
-            piece: Row = [(shown(_first(key, self._typing)), Ink("ok", bold=True)), (f" {key.label}", QUIET)]
+            piece: Row = [(shown(name), Ink("ok", bold=True)), (f" {key.label}", QUIET)]
             # Quit keeps its place: nobody should have to look for it.
             reserved = 8 if key.id != "quit" and not self._typing else 0
             if x + row_width(piece) + reserved <= width:
@@ -235,18 +252,7 @@ class KeyBar(Chart):
             x += row_width(piece) + 2
 
 
-def _works_in_field(key: Key) -> bool:
-    return any(
-        len(name) > 1 and (name.startswith(("ctrl+", "f1", "f5")) or name in ("escape", "tab"))
-        for name in key.keys.split(",")
-    )
-
-
-def _first(key: Key, typing: bool) -> str:
-    names = key.keys.split(",")
-    if typing:
-        return next(
-            (name for name in names if name.startswith(("ctrl+", "f")) and len(name) > 1 or name in ("escape", "tab")),
-            names[0],
-        )
-    return names[0]
+def _field_key(key: Key) -> str:
+    """The first of a key's names that a text field does not take for itself; "" when it takes all."""
+    free = (name for name in key.keys.split(",") if name in ("escape", "tab", "f1", "f5") or name.startswith("ctrl+"))
+    return next(free, "")

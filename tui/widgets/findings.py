@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fsdp_tui.telemetry.view import RankView, RunView, Verdict, category, model_states, total
 from fsdp_tui.tui import format as fmt
@@ -42,18 +42,20 @@ def numbers(verdict: Verdict) -> str:
 
 
 def draw_card(run: RunView | None, width: int, height: int) -> list[Row]:
-    """Verdicts, the gravest first, as many whole ones as fit; then the key figures; what is missing is counted."""
+    """Verdicts, the gravest first and in full as far as there is room; then the key figures; what is missing is counted."""
     if run is None or width < 1 or height < 1:
         return []
     figures = key_figures(run, width)
-    blocks = [_block(verdict, width, full=True) for verdict in run.verdicts]
-    briefs = [_block(verdict, width, full=False) for verdict in run.verdicts]
+    blocks = [_block(verdict, width, full=False) for verdict in run.verdicts]
     if not blocks:
-        blocks = briefs = [paragraph(_nothing(run), width, QUIET)]
-    if sum(map(len, blocks)) + len(figures) + bool(figures) > height:
-        blocks = briefs
+        blocks = [paragraph(_nothing(run), width, QUIET)]
     if sum(map(len, blocks)) + len(figures) + bool(figures) > height:
         figures = []
+    for at, verdict in enumerate(run.verdicts):
+        full = _block(verdict, width, full=True)
+        grown = sum(map(len, blocks)) - len(blocks[at]) + len(full)
+        if grown + len(figures) + bool(figures) <= height:
+            blocks[at] = full
     rows: list[Row] = []
     shown = 0
     for block in blocks:
@@ -144,7 +146,7 @@ def _figures(run: RunView) -> Iterator[tuple[str, str, str]]:
         ("param_unsharded", "unsharded", "gathered parameters, at the peak"),
         ("activation", "activations", "at the peak; measured, no formula"),
     ):
-        value = worst(run.ranks, lambda rank, name=name: category(rank.peak, name))  # type: ignore[misc]
+        value = worst(run.ranks, lambda rank, name=name: category(rank.peak, name))
         if value is not None:
             yield title, fmt.size(value), note
     cache = worst(run.ranks, lambda rank: category(rank.peak, "cache"))
@@ -152,17 +154,17 @@ def _figures(run: RunView) -> Iterator[tuple[str, str, str]]:
         yield "cache", fmt.size(cache), "reserved − allocated"
 
 
-def worst(ranks: Sequence[RankView], read: object) -> int | None:
+def worst(ranks: Sequence[RankView], read: Callable[[RankView], int | None]) -> int | None:
     """The largest over ranks; not known when one rank's is not."""
-    values = [read(rank) for rank in ranks]  # type: ignore[operator]
-    return max(values) if values and None not in values else None
+    values = [read(rank) for rank in ranks]
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
 
 
 def peak_spread(run: RunView) -> str:
     """Lowest, median and highest peak so far: one line under the bars."""
-    peaks = sorted(
-        (peak, rank.rank) for rank in run.ranks if (peak := rank.highest_bytes or total(rank.peak)) is not None
-    )
+    known = ((rank.highest_bytes or total(rank.peak), rank.rank) for rank in run.ranks)
+    peaks = sorted(((peak, rank) for peak, rank in known if peak is not None), key=lambda one: (one[0], -one[1]))
     if len(peaks) < 2:
         return ""
     unit = fmt.scale_for([peak for peak, _ in peaks])

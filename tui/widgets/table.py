@@ -93,8 +93,7 @@ def draw_table(
     space = height - len(rows)
     first = max(0, min(first, n - space if n > space > 1 else n - 1))
     hidden = n > space > 1
-    for index in range(first, min(n, first + space - hidden)):
-        rows.append(crop(_row(plan, index, index == cursor), width))
+    rows += [crop(_row(plan, index, index == cursor), width) for index in range(first, min(n, first + space - hidden))]
     if hidden:
         below = n - first - (space - 1)
         words = [f"↑ {count(first)}"] if first else []

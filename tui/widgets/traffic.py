@@ -1,4 +1,4 @@
-"""Collectives per unit and the events of a run, as columns of a table; and the phases of a step with what was exposed."""
+"""Collectives per unit as columns of a table, and the phases of a step with what was exposed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import NamedTuple
 from fsdp_tui.telemetry.messages import PHASES
 from fsdp_tui.telemetry.view import Collective, CollectiveStats, RunView
 from fsdp_tui.tui import format as fmt
-from fsdp_tui.tui.theme import SEVERITY_GLYPHS, Ink
-from fsdp_tui.tui.widgets.chart import QUIET
+from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.phases import Phase
 from fsdp_tui.tui.widgets.table import Cell, TableColumn
 
@@ -40,9 +39,11 @@ def calls_of(run: RunView) -> list[Call]:
             collective: Collective = getattr(unit, name)
             if collective.step.per_step:
                 found.append(Call(unit.name, unit.params, name, words, role, collective))
-    for bucket in run.buckets:
-        if bucket.all_reduce.step.per_step:
-            found.append(Call(f"bucket {bucket.index}", None, "all_reduce", "all-reduce", "reduce", bucket.all_reduce))
+    found += [
+        Call(f"bucket {bucket.index}", None, "all_reduce", "all-reduce", "reduce", bucket.all_reduce)
+        for bucket in run.buckets
+        if bucket.all_reduce.step.per_step
+    ]
     return found
 
 
@@ -64,11 +65,11 @@ def collective_columns(run: RunView) -> list[TableColumn]:
     return [
         TableColumn("unit", names, left=True, least=8),
         TableColumn("collective", [(call.words, Ink(call.role)) for call in calls], left=True),
-        TableColumn("calls", [f"{one.per_step:g}" for one in stats], need=2),
-        TableColumn("bytes/step", [fmt.size(one.bytes) for one in stats], need=1),
-        TableColumn("median", [fmt.duration(one.median_ns) for one in stats], need=3),
+        TableColumn("calls", [f"{one.per_step:g}" for one in stats], need=3),
+        TableColumn("bytes", [fmt.size(one.bytes) for one in stats]),
+        TableColumn("median", [fmt.duration(one.median_ns) for one in stats], need=2),
         TableColumn("exposed", [fmt.duration(one.exposed_ns) for one in stats]),
-        TableColumn("late rank", [late_text(one) for one in stats], need=4),
+        TableColumn("late rank", [late_text(one) for one in stats], need=1),
     ]
 
 
@@ -96,27 +97,6 @@ def comm_title(run: RunView) -> str:
         if value
     ]
     return "collectives per step and rank" + (f" · {' · '.join(parts)}" if parts else "")
-
-
-def event_columns(run: RunView) -> list[TableColumn]:
-    """Newest first, with the time since the run began."""
-    events = list(reversed(run.events))
-    start = run.started_ns or 0
-    return [
-        TableColumn("time", [(fmt.clock(max(0, event.at_ns - start)), QUIET) for event in events], left=True),
-        TableColumn(
-            "event",
-            [
-                (
-                    f"{SEVERITY_GLYPHS.get(event.severity, '·')} {event.text}",
-                    Ink(event.severity if event.severity in SEVERITY_GLYPHS else "note"),
-                )
-                for event in events
-            ],
-            left=True,
-            least=8,
-        ),
-    ]
 
 
 def step_phases(run: RunView) -> list[Phase]:

@@ -1,0 +1,88 @@
+"""Driving the dashboard in a test: open it on a world, wait for conditions, read the screen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from fsdp_tui.telemetry.rundir import RunEntry
+from fsdp_tui.tui.app import Dashboard
+
+from .fixtures import Recipe, World
+
+GOLDEN = Path(__file__).parent / "golden"
+PATIENCE = 1_000
+
+
+async def until(pilot: Pilot[int], condition: Callable[[], bool], why: str = "") -> None:
+    """Lets the app go on until the condition holds."""
+    for _ in range(PATIENCE):
+        if condition():
+            return
+        await pilot.pause(0.005)
+    raise AssertionError(f"still not: {why or condition}")
+
+
+async def settle(pilot: Pilot[int]) -> None:
+    """Draws the newest picture in its final places."""
+    app = pilot.app
+    assert isinstance(app, Dashboard)
+    for _ in range(2):
+        app.tick()
+        await pilot.pause()
+
+
+async def press(pilot: Pilot[int], *keys: str) -> None:
+    """Presses keys one by one and draws."""
+    for key in keys:
+        await pilot.press(key)
+        await pilot.pause()
+    await settle(pilot)
+
+
+def said(app: Dashboard) -> str:
+    """The notifications that are up."""
+    return "\n".join(f"{note.title} {note.message}" for note in app._notifications)
+
+
+@asynccontextmanager
+async def dashboard(
+    world: World,
+    *,
+    open_on: RunEntry | None = None,
+    size: tuple[int, int] = (120, 40),
+    own: tuple[str, ...] = (),
+) -> AsyncIterator[tuple[Dashboard, Pilot[int]]]:
+    """The app with the letters of no-colour mode; with `open_on`, that run's first picture is there."""
+    app = Dashboard(world.services(), open_on=open_on, own=own, entries=list(world.entries))
+    app.letters = True
+    async with app.run_test(size=size) as pilot:
+        if open_on is not None:
+            await until(pilot, lambda: app.snapshot is not None or bool(app.feed and app.feed.error), "the run is open")
+        await settle(pilot)
+        yield app, pilot
+
+
+@asynccontextmanager
+async def opened(
+    recipe: Recipe | None = None, *, size: tuple[int, int] = (120, 40), own: bool = False
+) -> AsyncIterator[tuple[Dashboard, Pilot[int], World]]:
+    """The Run screen on one run."""
+    world = World()
+    source = world.add(recipe or Recipe())
+    ids = (source.entry.id,) if own else ()
+    async with dashboard(world, open_on=source.entry, size=size, own=ids) as (app, pilot):
+        yield app, pilot, world
+
+
+def check_golden(name: str, text: str) -> None:
+    """Compares a screen with its kept picture. With GOLDEN=write in the environment it is kept anew: read the diff."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("GOLDEN") == "write":
+        GOLDEN.mkdir(exist_ok=True)
+        path.write_text(text + "\n")
+    assert text + "\n" == path.read_text(), f"{path} differs; if that is meant: GOLDEN=write pytest tests/tui"
