@@ -110,6 +110,13 @@ class Sender:
         self._closing.set()
         self._thread.join(timeout_s + 0.5)
 
+    def kill(self) -> None:
+        """Ends the thread at once, as if the process had been killed; what waits is lost."""
+        self._alive = False
+        self._ring.clear()
+        self._closing.set()
+        self._thread.join()
+
     # The thread
 
     def _run(self) -> None:

@@ -30,6 +30,8 @@ ATTACH_S = 3.0
 ASK_AGAIN_S = 1.0
 QUIET_S = 1.5
 """A hub sends something every half second; after this long without, it is looked for."""
+HEAL_S = 1.0
+"""So long after the last thinned batch a new snapshot brings what was left out."""
 HELD_MAX = 20_000
 REPLY_S = 4.0
 
@@ -72,6 +74,7 @@ class RunClient:
         self._seq = 0
         self._held: list[tuple[wire.Header, bytes]] = []
         self._asked_s = 0.0
+        self._thinned_s: float | None = None
         self._heard_s = time.monotonic()
         self._control: zmq.Socket[bytes] | None = None
         if self.live:
@@ -141,7 +144,8 @@ class RunClient:
             return False
         before, state = self.state.version, self.state
         now_s = time.monotonic()
-        if not self.synced and now_s - self._asked_s > ASK_AGAIN_S:
+        healing = self._thinned_s is not None and now_s - self._thinned_s > HEAL_S
+        if (healing or not self.synced) and now_s - self._asked_s > ASK_AGAIN_S:
             self._ask(now_s)
         events = dict(self._poller.poll(max_ms))
         if self._sub in events:
@@ -190,7 +194,9 @@ class RunClient:
 
     def _apply(self, header: wire.Header, body: bytes) -> None:
         self._seq = header.seq
-        self.thinned = header.thinned
+        if header.thinned != self.thinned:
+            self.thinned = header.thinned
+            self._thinned_s = time.monotonic()
         try:
             bodies = _bodies.decode(body)
         except (msgspec.MsgspecError, RecursionError):
@@ -209,7 +215,7 @@ class RunClient:
             except zmq.Again:
                 return
             self._heard_s = time.monotonic()
-            if self.synced or len(frames) != 3 or frames[0] != wire.SNAPSHOT:
+            if len(frames) != 3 or frames[0] != wire.SNAPSHOT or (self.synced and self._thinned_s is None):
                 continue
             try:
                 header = wire.Header.unpack(frames[1])
@@ -217,11 +223,14 @@ class RunClient:
             except (struct.error, ValueError):
                 self.state.bad_records += 1
                 continue
+            if self.synced and (header.epoch != self._epoch or header.seq < self._seq):
+                continue  # older than what we have; it is asked for again
             # A view tells a new state from an old one by its version, which must not go back.
             state.version = max(state.version, self.state.version + 1)
             self.state = state
             self.snapshots += 1
             self.hub_gone = False
+            self._thinned_s = None
             self._epoch, self._seq, self.thinned = header.epoch, header.seq, header.thinned
             held, self._held = self._held, []
             for later, body in held:

@@ -68,7 +68,9 @@ ORPHANED_S = 5.0
 REPLY_S = 1.0
 DRAIN_S = 1.0
 LIVE_PER_BATCH = 100
-"""Samples per batch that viewers get in full: 2,000 per second. Above that they get a part, the same steps of every rank."""
+"""Messages per batch that viewers get in full: 2,000 per second. Above that they get a part, the same steps of every rank."""
+LIVE_BURST = 2_000
+"""What a quiet second before leaves room for at once."""
 LINGER_MS = 500
 
 
@@ -93,6 +95,8 @@ class Hub:
         self.seq = 0
         self.thinned = 0
         self._batch: list[tuple[Message, bytes]] = []
+        self._room = float(LIVE_BURST)
+        self._published_s = time.monotonic()
         self._recorder: Recorder | None = None
         self._recording_trouble = ""
         self._retry_s = 0.0
@@ -156,7 +160,7 @@ class Hub:
         recording = self.paths.recording
         now_ns = time.time_ns()
         last_ns = None
-        if recording.exists():
+        if recording.is_file():
             last_ns = last_message_ns(recording)
             try:
                 self.state = load_state(recording)
@@ -296,9 +300,14 @@ class Hub:
         """One batch. An empty one is the hub's heartbeat."""
         batch, self._batch = self._batch, []
         bodies = [body for _, body in batch]
-        if len(batch) > LIVE_PER_BATCH:
-            bodies = _thinned(batch, LIVE_PER_BATCH)
+        now_s = time.monotonic()
+        self._room += (now_s - self._published_s) / BATCH_S * LIVE_PER_BATCH
+        self._room = min(self._room, LIVE_BURST)
+        self._published_s = now_s
+        if len(batch) > self._room:
+            bodies = _thinned(batch, max(LIVE_PER_BATCH, int(self._room)))
             self.thinned += len(batch) - len(bodies)
+        self._room -= len(bodies)
         self.seq += 1
         # XPUB drops for a viewer that does not read; it sees the jump in seq and asks for a snapshot.
         self._pub.send_multipart([self._header(), msgspec.msgpack.encode(bodies)], zmq.NOBLOCK)

@@ -152,8 +152,8 @@ class Recorder:
             self._pending_bytes -= len(self._pending.pop(0).body)
             self.lost += 1
 
-    def flush(self, state: RunState, *, snapshot: bool = False) -> None:
-        """Writes what was added, in one transaction; with it, when one is due or asked for, a snapshot of `state`.
+    def flush(self, state: RunState, *, snapshot: bool | None = None) -> None:
+        """Writes what was added, in one transaction, and with it a snapshot of `state` (None: when one is due).
 
         `state` must be what the messages added so far have made.
 
@@ -161,7 +161,8 @@ class Recorder:
             RecordingError: the disk is full, or the file cannot be written; nothing of this flush is on disk.
         """
         now_s = time.monotonic()
-        snapshot = snapshot or (bool(self._pending) and now_s >= self._next_snapshot_s)
+        if snapshot is None:
+            snapshot = bool(self._pending) and now_s >= self._next_snapshot_s
         if not self._pending and not snapshot:
             return
         last_id = self._last_id
@@ -249,7 +250,10 @@ class Recorder:
             RecordingError: the rest could not be written. The file is closed all the same.
         """
         try:
-            self.flush(state, snapshot=True)
+            try:
+                self.flush(state, snapshot=True)
+            except RecordingError:  # a disk with room for the last messages only
+                self.flush(state, snapshot=False)
             with contextlib.suppress(sqlite3.Error):  # a reader has it open: WAL mode is as good on this disk
                 self._db.execute("PRAGMA journal_mode = DELETE")
         finally:
