@@ -29,6 +29,16 @@ WALK_AT_STEPS = frozenset({1, 2})
 """Steps after which live tensors are searched for what the ledger does not know. The heap still settles in the first."""
 
 
+SETTLING_STEPS = 2
+"""Steps whose every event is looked at: optimizer states and gradients appear in them."""
+LOOKS_PER_STEP = 5
+"""Events, the highest ones, that are looked at in every step."""
+FULL_LOOK_EVERY = 50
+"""Steps after which every event is looked at again."""
+GROWTH_TOLERANCE = 256 << 10
+"""Growth of the heap in bytes that is malloc's and Python's own, and no reason to search for tensors."""
+
+
 class Holder(Protocol):
     """Something that holds tensors of the training: a unit, FSDP2's shared buffers, or the unmanaged parameters."""
 
@@ -99,6 +109,14 @@ class Moment(NamedTuple):
     unit: int
 
 
+class _Reduction(NamedTuple):
+    """A unit's gradients when their reduction began, and the event at which that was seen."""
+
+    grad_shard: int
+    grad_unsharded: int
+    event: int
+
+
 class Ledger:
     """Bytes per category of one rank.
 
@@ -136,10 +154,16 @@ class Ledger:
         self._always = range(len(self._units), len(self._holders) - 1)  # shared buffers: re-read at every event
         self._around = [self._enclosing(unit) for unit in self._units]
         self._stale = False
+        self._unread: set[int] = set()
         self._last: list[Live] = [NOTHING] * len(self._holders)
         self._totals = [0, 0, 0, 0]
-        self._in_reduction: dict[int, tuple[int, int]] = {}
+        self._in_reduction: dict[int, _Reduction] = {}
+        self._near_top: frozenset[int] | None = None
+        self._events_expected = self._since_full = self._event = 0
+        self._heights: list[tuple[int, int, int]] = []
+        self._highest = -1
         self._unexplained: int | None = None
+        self._next_search = 0
         self._at_walk: tuple[int, int] | None = None
         self._step = 0
         self.end: list[int | None] | None = None
@@ -186,7 +210,7 @@ class Ledger:
         now = self._holders[at].memory()
         carried = self._in_reduction.get(at)
         if carried is not None:  # FSDP holds them in a local list, where nobody else can see them
-            now = (now[0], now[1], max(now[2], carried[1]), now[3])
+            now = (now[0], now[1], max(now[2], carried.grad_unsharded), now[3])
         before = self._last[at]
         if now != before:
             for column in range(4):
@@ -195,22 +219,32 @@ class Ledger:
 
     def _read_all(self) -> None:
         self._stale = False
+        self._unread.clear()
         for at in range(len(self._holders)):
             self._read(at)
 
     def _read_around(self, at: int) -> None:
+        """Re-reads what the event of this unit may have changed, and the units whose events were not looked at."""
         if self._stale:
             self._read_all()
             return
-        for holder in self._around[at] if at >= 0 else ():
-            self._read(holder)
-        for shared in self._always:
-            self._read(shared)
+        self._unread.update(self._around[at] if at >= 0 else ())
+        self._unread.update(self._always)
+        for holder in self._unread:
+            if holder >= 0:
+                self._read(holder)
+        self._unread.clear()
+
+    def _worth_a_look(self) -> bool:
+        """Counts the event; False if it was far from the highest moment when all events were last looked at."""
+        self._event += 1
+        return self._near_top is None or self._event in self._near_top
 
     def refresh(self) -> None:
-        """Re-reads every holder, then takes a sample: at phase boundaries, where anything may have changed."""
-        self._read_all()
-        self._sample(-1)
+        """A phase boundary, where anything may have changed."""
+        if self._worth_a_look():
+            self._read_all()
+            self._sample(-1)
 
     def forward_begins(self) -> None:
         """As `refresh`; the next event re-reads everything too, since FSDP1 drops old gradients as its forward begins."""
@@ -218,54 +252,82 @@ class Ledger:
         self._stale = True
 
     def touch(self) -> None:
-        """Re-reads the parameters that no unit manages, then takes a sample: inside autograd."""
-        self._read(len(self._holders) - 1)
-        self._sample(-1)
+        """A moment inside autograd: the parameters that no unit manages may have new gradients."""
+        if self._worth_a_look():
+            self._unread.add(len(self._holders) - 1)
+            self._read_around(-1)
+            self._sample(-1)
 
     def changed(self, owner: object, in_flight: int = 0) -> None:
-        """Re-reads the unit of this owner and the shared buffers, then takes a sample.
+        """The unit of this owner holds other memory than before.
 
         `in_flight` are bytes of a collective buffer that were there at the highest moment of the event and are gone now.
         """
         at = self._index.get(id(owner), -1)
-        self._read_around(at)
-        self._sample(at, (0, 0, 0, in_flight))
+        if self._worth_a_look():
+            self._read_around(at)
+            self._sample(at, (0, 0, 0, in_flight))
+        else:
+            self._unread.add(at)
 
     def reducing(self, owner: object) -> None:
         """The unit's unsharded gradients are complete."""
         at = self._index.get(id(owner), -1)
-        if at < 0:
-            return
-        self._read_around(at)
-        self._sample(at)
-        self._in_reduction[at] = (self._last[at][GRAD_SHARD], self._last[at][GRAD_UNSHARDED])
+        if at >= 0 and self._worth_a_look():
+            self._read_around(at)
+            self._sample(at)
+            _, shard, unsharded, _ = self._last[at]
+            self._in_reduction[at] = _Reduction(shard, unsharded, self._event)
+        else:
+            self._unread.add(at)
 
     def reduced(self, owner: object) -> None:
         """The unit's gradients are reduced. While their copy was scattered, they and the collective's input were both there."""
         at = self._index.get(id(owner), -1)
-        if at < 0:
+        before = self._in_reduction.pop(at, None)
+        if not self._worth_a_look() or before is None:
+            self._unread.add(at)
             return
-        shard_before, unsharded = self._in_reduction.pop(at, (0, 0))
         self._read_around(at)
         now = self._last[at]
-        if now[GRAD_UNSHARDED] < unsharded:
-            self._sample(at, (0, shard_before - now[GRAD_SHARD], unsharded - now[GRAD_UNSHARDED], 0))
-        else:
-            self._sample(at)
+        extra = NOTHING
+        if now[GRAD_UNSHARDED] < before.grad_unsharded:
+            extra = (0, before.grad_shard - now[GRAD_SHARD], before.grad_unsharded - now[GRAD_UNSHARDED], 0)
+        self._sample(at, extra, needs=before.event)
 
     # The highest moment
 
     def start_step(self) -> None:
         """Begins the next step: what is there now is what the step's own memory is measured from."""
+        self._choose_events()
         self._read_all()
         self._allocator.reset_peak()
         self._base = self._allocator.allocated()
         self._known_base = sum(self._totals)
         self._saved_for_backward: int | None = None
         self._highest = -1
+        self._event = 0
+        self._heights = []
+        self._in_reduction.clear()
         self.top: Moment | None = None
         self.end = None
         self._sample(-1)
+
+    def _choose_events(self) -> None:
+        """Decides at which events the next step is looked at.
+
+        Asking glibc for its total takes some 20 us in a training whose caches are full of other things, and there are a dozen
+        events per unit. Steps repeat, so between full looks only the few highest moments of the last one count. A step
+        with another number of events than the last full one is followed by a full one.
+        """
+        if self._near_top is None and self._step > SETTLING_STEPS:
+            highest = sorted(self._heights, reverse=True)[:LOOKS_PER_STEP]
+            near = {event for _, seen, needs in highest for event in (seen, needs)}
+            self._near_top, self._events_expected, self._since_full = frozenset(near), self._event, 0
+        elif self._near_top is not None:
+            self._since_full += 1
+            if self._event != self._events_expected or self._since_full >= FULL_LOOK_EVERY:
+                self._near_top = None
 
     def _own(self) -> int | None:
         """Bytes this step has taken that no holder knows: what autograd saved, and temporaries."""
@@ -274,9 +336,12 @@ class Ledger:
             return None
         return max(0, taken - self._base - (sum(self._totals) - self._known_base))
 
-    def _sample(self, unit: int, extra: Live = NOTHING) -> None:
+    def _sample(self, unit: int, extra: Live = NOTHING, needs: int = 0) -> None:
+        """Compares this moment with the highest so far; `needs` is the event without which it could not be known."""
         own = self._own()
         height = sum(self._totals) + sum(extra) + (own or 0)
+        if self._near_top is None:
+            self._heights.append((height, self._event, needs))
         if height <= self._highest:
             return
         self._highest = height
@@ -297,7 +362,9 @@ class Ledger:
 
     def backward_begins(self) -> None:
         """Everything the step has taken by now is what autograd saved for backward."""
-        self.refresh()
+        self._event += 1
+        self._read_all()
+        self._sample(-1)
         own = self._own()
         if own is not None:
             self._saved_for_backward = max(self._saved_for_backward or 0, own)
@@ -319,13 +386,14 @@ class Ledger:
         taken = self._allocator.settled()
         reserved = self._allocator.reserved()
         if self._device_type == "cpu":
-            if tally is not None or self._step in WALK_AT_STEPS:
+            grown = self._growth(taken, known)
+            if tally is not None or self._step in WALK_AT_STEPS or (grown and self._step >= self._next_search):
                 tally = tally or self.walk()
                 self._unexplained = unknown_bytes(tally.seen, self._device_type)
                 self._at_walk = None if taken is None else (taken, known)
-            unexplained = self._unexplained
-            if unexplained is not None and taken is not None and self._at_walk is not None:
-                unexplained += max(0, (taken - self._at_walk[0]) - (known - self._at_walk[1]))
+                self._next_search = 2 * self._step
+                grown = 0
+            unexplained = None if self._unexplained is None else self._unexplained + grown
         else:
             unexplained = None if taken is None else taken - known
         memory = self._row(tuple(self._totals), 0, 0, unexplained)  # type: ignore[arg-type]
@@ -335,6 +403,16 @@ class Ledger:
         else:
             self._put(memory, "cache", None if reserved is None or taken is None else reserved - taken)
         return memory
+
+    def _growth(self, taken: int | None, known: int) -> int:
+        """Bytes by which the heap grew since live tensors were last searched, beyond what the ledger knows of.
+
+        It may be tensors or not: a search tells, but takes tens of milliseconds, so each comes twice as late as the last.
+        """
+        if taken is None or self._at_walk is None:
+            return 0
+        grown = (taken - self._at_walk[0]) - (known - self._at_walk[1])
+        return grown if grown > GROWTH_TOLERANCE else 0
 
     def peak(self) -> tuple[list[int | None], str, int]:
         """The highest moment of the step so far: its memory by category, phase, and unit (-1: none)."""

@@ -38,6 +38,9 @@ from fsdp_tui.telemetry.messages import CATEGORIES, Comm, Gauge, Goodbye, Hello,
 
 T = TypeVar("T")
 
+BUCKETS_SETTLE = 3
+"""Steps after which DDP has rebuilt its buckets in the order in which gradients really come."""
+
 
 class Sender(Protocol):
     """What takes messages off the training thread (`runner.sender.Sender`)."""
@@ -165,6 +168,7 @@ class WatchedRun(Run):
         self._pending: deque[_Pending] = deque()
         self._structure: Structure | None = None
         self._structure_key: Any = None
+        self._buckets: list[int] = []
         self._hooks: list[Any] = []
         self._interposer = Interposer()
         # Every rank creates the agreement's group here, before anything that could fail on one rank alone.
@@ -332,8 +336,11 @@ class WatchedRun(Run):
             peak, peak_phase, peak_unit = ledger.peak()
         calls = None
         if probes.collectives is not None:
-            if self._wrapped.ddp is not None and self._wrapped.check == OK and torch_ddp.reduces(self._wrapped.ddp):
-                probes.collectives.buckets_reduced(torch_ddp.bucket_bytes(self._wrapped.ddp))
+            if self._wrapped.ddp is not None and self._wrapped.check == OK:
+                if self.steps <= BUCKETS_SETTLE:
+                    self._buckets = torch_ddp.bucket_bytes(self._wrapped.ddp)
+                if torch_ddp.reduces(self._wrapped.ddp):
+                    probes.collectives.buckets_reduced(self._buckets)
             calls = probes.collectives.take()
         if tokens is None and probes.tokens_known:
             tokens = probes.tokens
@@ -393,7 +400,13 @@ class WatchedRun(Run):
         groups = probes.collectives.groups if probes.collectives is not None else []
         said = {name: probes.said(name, checked) for name, checked in self._checks.items()}
         said |= {name: why for name, why in probes.health.items() if name not in said}
-        key = (probes.ledger.walks if probes.ledger else 0, len(groups), self.steps < 2, tuple(said.items()))
+        key = (
+            probes.ledger.walks if probes.ledger else 0,
+            len(groups),
+            self.steps < 2,
+            tuple(self._buckets),
+            tuple(said.items()),
+        )
         if key == self._structure_key:
             return
         self._structure_key = key

@@ -195,6 +195,10 @@ def _fully_shard_1(
     from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import CustomPolicy
 
+    if strategy.sharding in HYBRID and strategy.shard == 1:
+        # PyTorch makes this no_shard within each group of one rank, and the ranks never reduce their gradients. The same
+        # placement that trains right is no_shard over all of them; that it was asked for as hybrid stays on record.
+        strategy = Strategy("fsdp1", "no_shard")
     assert strategy.sharding is not None
     name = strategy.sharding.upper()
     chosen = {id(unit) for unit in units}

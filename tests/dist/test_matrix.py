@@ -1,0 +1,240 @@
+"""Exact bytes, agreeing losses and counted collectives of every strategy, on real gloo ranks."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Any
+
+import pytest
+
+from fsdp_tui.telemetry.messages import CATEGORIES, COLLECTIVES, Step, Structure
+from tests.dist import trainings
+from tests.dist.trainings import Case, Result
+from tests.dist.worlds import run_world
+
+FSDP = ("full_shard", "shard_grad_op", "no_shard")
+EVERYWHERE = ["ddp", *(f"{api}:{sharding}" for api in ("fsdp1", "fsdp2") for sharding in FSDP)]
+STRATEGIES = {
+    1: ["single", *EVERYWHERE],
+    2: [*EVERYWHERE, "fsdp1:hybrid_shard=2x1", "fsdp2:hybrid_shard=2x1", "fsdp2:hybrid_shard=1x2"],
+    4: [
+        *EVERYWHERE,
+        *(f"{api}:{sharding}=2x2" for api in ("fsdp1", "fsdp2") for sharding in ("hybrid_shard", "hybrid_shard_zero2")),
+        "fsdp2:reshard=2",
+    ],
+}
+SHARD_GROUP = {  # ranks that share one copy; every other strategy shards over all of them
+    "single": 1,
+    "ddp": 1,
+    "fsdp1:no_shard": 1,
+    "fsdp2:no_shard": 1,
+    "fsdp1:hybrid_shard=2x1": 1,
+    "fsdp2:hybrid_shard=2x1": 1,
+    "fsdp2:hybrid_shard=1x2": 2,
+    "fsdp1:hybrid_shard=2x2": 2,
+    "fsdp1:hybrid_shard_zero2=2x2": 2,
+    "fsdp2:hybrid_shard=2x2": 2,
+    "fsdp2:hybrid_shard_zero2=2x2": 2,
+}
+ALL_REDUCE_OVER_ONE_RANK = ("fsdp2:no_shard", "fsdp2:hybrid_shard=1x2")
+"""FSDP2 calls the all-reduce of a mesh with a replicate dimension, however small."""
+VARIATIONS = [
+    (("wrap", "none"),),
+    (("wrap", "size:3000"),),
+    (("wrap", "modules:Linear"),),
+    (("precision", "bf16"),),
+    (("precision", "bf16"), ("reduce", "bf16")),
+    (("precision", "fp16"),),
+    (("checkpointing", True),),
+    (("prefetch", 1),),
+]
+
+
+def _shapes(dims: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(parameter.shape)) for name, parameter in trainings.model(dims).named_parameters()]
+
+
+def _fsdp1_units(dims: str) -> list[list[int]]:
+    """Elements of each parameter, by flat parameter in the order of its modules: the root's, then each block's."""
+    units: dict[str, list[int]] = {}
+    for name, shape in _shapes(dims):
+        key = ".".join(name.split(".")[:2]) if name.startswith("blocks.") else "root"
+        units.setdefault(key, []).append(prod(shape))
+    return list(units.values())
+
+
+def expected(case: Case, world: int, rank: int) -> dict[str, int]:
+    """Bytes of the model states by the rules of each API, in fp32, with the default policy."""
+    shapes = _shapes(case.dims)
+    group = SHARD_GROUP.get(case.strategy, world)
+    if case.strategy in ("single", "ddp"):
+        numel = sum(prod(shape) for _, shape in shapes)
+        return {"param_shard": 4 * numel, "grad_shard": 4 * numel, "optimizer": 8 * numel + 4 * len(shapes)}
+    if case.strategy.startswith("fsdp2"):
+        # Each parameter is cut along dim 0 in ceil(d0/N) rows; the stored shard is padded to that, optimizer states are not.
+        at = rank % group
+        padded = local = 0
+        for _, (rows, *rest) in shapes:
+            each = ceil(rows / group)
+            padded += each * prod(rest)
+            local += max(0, min(each, rows - at * each)) * prod(rest)
+        return {"param_shard": 4 * padded, "grad_shard": 4 * padded, "optimizer": 8 * local + 4 * len(shapes)}
+    # FSDP1 concatenates a unit's parameters, each but the last padded to 16 bytes so that views stay aligned, pads that to
+    # a multiple of N, and cuts it into N equal parts. Optimizer states follow the parts of the original parameters.
+    stored = states = tensors = 0
+    for numels in _fsdp1_units(case.dims):
+        starts, flat = [], 0
+        for numel in numels:
+            flat += -flat % 4
+            starts.append(flat)
+            flat += numel
+        flat += -flat % group if group > 1 else 0
+        each = flat // group
+        stored += each
+        begin, end = (rank % group) * each, (rank % group + 1) * each
+        for start, numel in zip(starts, numels, strict=True):
+            mine = max(0, min(end, start + numel) - max(begin, start))
+            states += mine
+            tensors += mine > 0
+    return {"param_shard": 4 * stored, "grad_shard": 4 * stored, "optimizer": 8 * states + 4 * tensors}
+
+
+def memory(step: Step) -> dict[str, int | None]:
+    return dict(zip((*CATEGORIES, "total"), step.memory, strict=True))
+
+
+def check_states(case: Case, world: int, results: list[Result]) -> None:
+    for rank, result in enumerate(results):
+        now = memory(result.steps[-1])
+        assert {name: now[name] for name in ("param_shard", "grad_shard", "optimizer")} == expected(
+            case, world, rank
+        ), f"{case.label} rank {rank} of {world}"
+        buckets = expected(case, world, rank)["param_shard"] if case.strategy == "ddp" else 0
+        assert now["comm_buffer"] == buckets, case.label
+        assert (now["param_unsharded"], now["grad_unsharded"], now["buffer"]) == (0, 0, 0), case.label
+        assert now["cache"] is None
+        assert now["others"] is None
+        assert now["total"] == sum(now[name] or 0 for name in CATEGORIES[:10]), case.label
+
+
+def check_ledger(case: Case, result: Result) -> None:
+    assert result.walked > 10, case.label
+    assert result.mismatches == [], f"{case.label}: {result.mismatches[:3]}"
+    assert all(said == "ok" for name, said in result.structures[-1].probes.items() if name in ("memory", "phases")), (
+        case.label
+    )
+    for step in result.steps:
+        peak = dict(zip((*CATEGORIES, "total"), step.peak, strict=True))
+        assert peak["total"] is not None
+        assert peak["total"] >= (peak["param_shard"] or 0) + (peak["activation"] or 0)
+        assert step.peak_phase in ("forward", "backward", "optimizer", "rest")
+        assert step.step_ns == sum(ns for ns in step.phases_ns if ns is not None), case.label
+    assert result.goodbye is not None
+    assert result.goodbye.reason == "finished"
+
+
+def run_cases(world: int, cases: list[Case]) -> list[list[Result]]:
+    """Results by case, then by rank."""
+    by_rank: list[list[Result]] = run_world(world, trainings.train_all, cases)
+    return [[ranks[at] for ranks in by_rank] for at in range(len(cases))]
+
+
+@pytest.fixture(scope="module")
+def single_losses() -> dict[str, list[float]]:
+    cases = [Case("single", dims) for dims in ("even", "odd")]
+    return {case.dims: results[0].losses for case, results in zip(cases, run_cases(1, cases), strict=True)}
+
+
+def _check_all(world: int, cases: list[Case], single_losses: dict[str, list[float]]) -> None:
+    for case, results in zip(cases, run_cases(world, cases), strict=True):
+        for result in results:
+            check_ledger(case, result)
+        if dict(case.options).get("precision", "fp32") == "fp32":
+            assert results[0].losses == pytest.approx(single_losses[case.dims], abs=1e-4), case.label
+        if not case.options:
+            check_states(case, world, results)
+            check_collectives(case, world, results[0])
+
+
+def check_collectives(case: Case, world: int, result: Result) -> None:
+    """Counts and bytes of one step: gathers before forward and again before backward if resharded between, one reduction."""
+    structure, comm = result.structures[-1], result.comms[-1]
+    seen: dict[tuple[str, int], tuple[int, int]] = {}
+    for unit, kind, nbytes in zip(comm.unit, comm.kind, comm.nbytes, strict=True):
+        count, total = seen.get((COLLECTIVES[kind], unit), (0, 0))
+        seen[COLLECTIVES[kind], unit] = count + 1, total + nbytes
+    assert seen == _expected_collectives(case, world, structure), case.label
+    assert len({len(column) for column in (comm.unit, comm.kind, comm.phase, comm.group, comm.nbytes)}) == 1
+    assert all(0 <= group < len(structure.groups) for group in comm.group)
+    if case.strategy != "ddp":
+        assert all(ns > 0 for ns in comm.duration_ns), case.label
+        assert comm.exposed_ns == comm.duration_ns, "synchronous gloo: all of it is exposed"
+
+
+def _expected_collectives(case: Case, world: int, structure: Structure) -> dict[tuple[str, int], tuple[int, int]]:
+    group = SHARD_GROUP.get(case.strategy, world)
+    if case.strategy == "ddp":
+        return {("all_reduce", -2 - at): (1, nbytes) for at, nbytes in enumerate(structure.buckets)}
+    calls: dict[tuple[str, int], tuple[int, int]] = {}
+    keeps = "shard_grad_op" in case.strategy or "zero2" in case.strategy
+    for at, unit in enumerate(structure.units):
+        whole = unit.shard_bytes * group
+        if group > 1:
+            calls["all_gather", at] = (1, whole) if keeps or unit.name == "<root>" else (2, 2 * whole)
+            if case.strategy.startswith("fsdp2:reshard=2") and unit.name != "<root>":
+                calls["all_gather", at] = (2, 2 * whole)  # the second over two ranks, to the same whole
+            calls["reduce_scatter", at] = (1, whole)
+        if world // group > 1 or case.strategy in ALL_REDUCE_OVER_ONE_RANK or (world == 1 and "fsdp1" in case.strategy):
+            calls["all_reduce", at] = (1, unit.shard_bytes)
+    return calls
+
+
+def test_one_rank(single_losses: dict[str, list[float]]) -> None:
+    """One rank: every strategy stores everything, and FSDP1 says that it became no_shard."""
+    cases = [Case(strategy, "odd" if at % 2 else "even") for at, strategy in enumerate(STRATEGIES[1])]
+    for case in cases:
+        SHARD_GROUP.setdefault(case.strategy, 1)
+    try:
+        _check_all(1, cases, single_losses)
+    finally:
+        for strategy in ("fsdp1:full_shard", "fsdp1:shard_grad_op", "fsdp2:full_shard", "fsdp2:shard_grad_op"):
+            SHARD_GROUP.pop(strategy, None)
+
+
+def test_two_ranks(single_losses: dict[str, list[float]]) -> None:
+    """Two ranks, pairwise: each strategy in odd dimensions or even ones, and each option with one strategy."""
+    cases = [Case(strategy, "even" if at % 2 else "odd") for at, strategy in enumerate(STRATEGIES[2])]
+    cases += [
+        Case(("fsdp1", "fsdp2")[at % 2] + ":full_shard", ("odd", "even")[at % 2], options=options)
+        for at, options in enumerate(VARIATIONS)
+    ]
+    cases += [
+        Case("fsdp2:full_shard", "odd", options=(("cpu_offload", True),)),
+        Case("fsdp2:full_shard", "odd", options=(("prefetch", 2),)),
+        Case("fsdp2:shard_grad_op", accumulate=2, options=(("wrap", "transformer"),)),
+        *(
+            Case(s, accumulate=2, skip_sync=True, options=(("wrap", "transformer"),))
+            for s in ("fsdp1:full_shard", "fsdp2:full_shard")
+        ),
+    ]
+    _check_all(2, cases, single_losses)
+
+
+def test_four_ranks(single_losses: dict[str, list[float]]) -> None:
+    """Four ranks: hybrid meshes, resharding to two, and uneven shards."""
+    strategies = [s for s in STRATEGIES[4] if "=" in s] + ["fsdp1:full_shard", "fsdp2:full_shard"]
+    cases = [Case(strategy, "odd", steps=2) for strategy in strategies]
+    _check_all(4, cases, {dims: losses[:2] for dims, losses in single_losses.items()})
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("world", [2, 4])
+def test_full_matrix(world: int, single_losses: dict[str, list[float]]) -> None:
+    """Every strategy in both dimensions, and every option with every strategy that takes it."""
+    cases = [Case(strategy, dims) for strategy in STRATEGIES[world] for dims in ("even", "odd")]
+    takes: list[tuple[Any, str]] = [
+        (options, strategy) for options in VARIATIONS for strategy in STRATEGIES[world] if strategy != "ddp"
+    ]
+    cases += [Case(strategy, dims, options=options) for options, strategy in takes for dims in ("even", "odd")]
+    for start in range(0, len(cases), 40):
+        _check_all(world, cases[start : start + 40], single_losses)

@@ -1,0 +1,86 @@
+"""Phases add up to the step, whatever order and depth they come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdp_tui.runner.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, Phases
+from fsdp_tui.telemetry.messages import PHASES
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.released: list[Any] = []
+
+    def mark(self) -> int:
+        return self.now
+
+    def ready(self, mark: int) -> bool:
+        return mark <= self.now
+
+    def between(self, begin: int, end: int) -> int:
+        return end - begin
+
+    def release(self, marks: list[int]) -> None:
+        self.released += marks
+
+
+def _spend(clock: Hands, phases: Phases, phase: str, ns: int) -> None:
+    phases.enter(phase)
+    clock.now += ns
+    phases.leave(phase)
+
+
+def test_accumulated_phases_add_up() -> None:
+    """Two micro-batches: forward and backward are sums, and what is left over is the rest."""
+    clock = Hands()
+    phases = Phases(clock, frozenset({FORWARD, BACKWARD, OPTIMIZER}))
+    for _ in range(2):
+        _spend(clock, phases, FORWARD, 30)
+        _spend(clock, phases, BACKWARD, 50)
+    _spend(clock, phases, OPTIMIZER, 7)
+    clock.now += 13
+    step, times = phases.finish_step().read()
+    assert step == 180
+    assert dict(zip(PHASES, times, strict=True)) == {
+        "input": None,
+        "forward": 60,
+        "backward": 100,
+        "optimizer": 7,
+        "rest": 13,
+    }
+
+
+def test_a_watched_phase_that_did_not_happen_took_nothing() -> None:
+    """Known and zero is not unknown."""
+    clock = Hands()
+    phases = Phases(clock, frozenset({FORWARD}))
+    phases.watch(INPUT)
+    clock.now += 5
+    assert phases.finish_step().read() == (5, [0, 0, None, None, 5])
+
+
+def test_inner_phases_belong_to_the_outer_one() -> None:
+    """A forward inside backward (activation checkpointing) is backward's time; an exception's leftovers are closed."""
+    clock = Hands()
+    phases = Phases(clock, frozenset({FORWARD, BACKWARD}))
+    phases.enter(BACKWARD)
+    _spend(clock, phases, FORWARD, 10)
+    phases.enter(FORWARD)
+    clock.now += 5
+    phases.leave(BACKWARD)
+    assert phases.finish_step().read()[1][1:3] == [0, 15]
+
+
+def test_a_pause_is_no_part_of_a_step() -> None:
+    """The next step begins when training does."""
+    clock = Hands()
+    phases = Phases(clock, frozenset())
+    phases.finish_step()
+    clock.now += 1_000
+    phases.restart_step()
+    clock.now += 10
+    assert phases.finish_step().read()[0] == 10
