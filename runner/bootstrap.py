@@ -43,7 +43,7 @@ def _redirect(folder: str) -> None:
 def _new_main() -> ModuleType:
     """A `__main__` without a name of ours in it."""
     main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     return main
 
 
@@ -57,9 +57,10 @@ def _run_script(path: str) -> None:
         sys.exit(2)
     from importlib.machinery import SourceFileLoader
 
+    path = os.path.abspath(path)  # as Python itself does, but for argv
     main = _new_main()
     main.__file__ = path
-    main.__dict__.update(__cached__=None, __annotations__={}, __loader__=SourceFileLoader("__main__", path))
+    main.__dict__.update(__cached__=None, __loader__=SourceFileLoader("__main__", path))
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)

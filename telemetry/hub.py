@@ -208,7 +208,7 @@ class Hub:
             poller.register(served, zmq.POLLIN)
         ready()
         published_s = committed_s = checked_s = summed_s = time.monotonic()
-        while not self._done:
+        while not self._over():
             wait_s = BATCH_S if self._batch or self._waiting else min(COMMIT_S, CHECK_S)
             events = dict(poller.poll(int(wait_s * 1000)))
             if self._up in events:
@@ -221,7 +221,7 @@ class Hub:
                 self._drain(self._view, self._answer_view)
             if self._control in events:
                 self._drain(self._control, self._answer_control)
-            if self._done:
+            if self._over():
                 break
             now_s = time.monotonic()
             if now_s - published_s >= (BATCH_S if self._batch else wire.BEAT_S):
@@ -239,9 +239,12 @@ class Hub:
             self._settle_replies(now_s)
         self._close()
 
+    def _over(self) -> bool:
+        return self._done
+
     def _drain(self, source: zmq.Socket[bytes], handle: Callable[[list[bytes]], None], limit: int = 1000) -> None:
         for _ in range(limit):
-            if self._done:
+            if self._over():
                 return
             try:
                 frames = source.recv_multipart(zmq.NOBLOCK)

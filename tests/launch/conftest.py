@@ -124,7 +124,8 @@ def launch(places: Path) -> Iterator[Launch]:
         script = places / "train.py"
         script.write_text(text)
         bound = options.pop("bound", False)
-        spec = LaunchSpec(**({"target": "script", "script": str(script), "args": args, "nproc": 2} | options))
+        fields: dict[str, Any] = {"target": "script", "script": str(script), "args": args, "nproc": 2} | options
+        spec = LaunchSpec(**fields)
         run = Launched(*start(spec, bound=bound))
         runs.append(run)
         return run

@@ -61,7 +61,9 @@ def test_named_classes_inner_first() -> None:
     """Nested units are made from the inside, as FSDP wants them."""
     model = Tower()
     chosen = modules_to_wrap(model, "modules:Block,Linear")
-    assert chosen.index(model.encoder[0].up) < chosen.index(model.encoder[0])
+    block = model.encoder[0]
+    assert isinstance(block, Block)
+    assert chosen.index(block.up) < chosen.index(block)
     assert modules_to_wrap(model, "none") == []
 
 

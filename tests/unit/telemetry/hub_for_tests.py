@@ -64,10 +64,10 @@ class HubProcess:
     def start(self) -> str:
         """Starts it; returns what it says when it is ready."""
         ready, said = os.pipe()
+        command = [sys.executable, "-m", "fsdp_tui.telemetry.hub", self.paths.id]
         with open(self.paths.launcher_log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fsdp_tui.telemetry.hub", self.paths.id]
-                + ["--launcher", str(os.getpid()), "--ready-fd", str(said)],
+                [*command, "--launcher", str(os.getpid()), "--ready-fd", str(said)],
                 pass_fds=(said,),
                 stdout=log,
                 stderr=log,

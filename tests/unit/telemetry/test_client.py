@@ -179,7 +179,12 @@ def test_a_silent_hub_is_shown_as_gone_and_is_found_again(scripted: ScriptedHub)
 def test_when_the_run_is_over_the_recording_takes_over(scripted: ScriptedHub) -> None:
     """By the hub's last word, or by nobody being left; the whole record is read either way."""
     state, recorder = RunState(), Recorder(scripted.paths.recording)
-    messages = [launched(), step(0, 1), step(0, 2), Ended(state="finished", ended_ns=9, exit_codes={"0": 0})]
+    messages: list[Message] = [
+        launched(),
+        step(0, 1),
+        step(0, 2),
+        Ended(state="finished", ended_ns=9, exit_codes={"0": 0}),
+    ]
     for message in messages:
         state.apply(message)
         recorder.add(message, encode(message), 1)

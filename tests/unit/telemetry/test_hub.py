@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from fsdp_tui.telemetry import hub as hub_module
 from fsdp_tui.telemetry import wire
 from fsdp_tui.telemetry.client import CommandRefused, RunClient, open_run
 from fsdp_tui.telemetry.hub import Hub
-from fsdp_tui.telemetry.messages import Ack, Beat, Command, Ended, Event, Goodbye, Message, decode, encode
+from fsdp_tui.telemetry.messages import Ack, Beat, Command, Ended, Event, Goodbye, Message, Step, decode, encode
 from fsdp_tui.telemetry.recording import load_state
 from fsdp_tui.telemetry.rundir import ProcessId, paths_of, read_run_file, resolve
 from tests.unit.telemetry.hub_for_tests import HubProcess, here, new_run, until
@@ -35,6 +36,11 @@ def kinds(client: RunClient) -> list[str]:
     return [found.kind for found in client.state.events]
 
 
+def collected(client: RunClient, number: int) -> bool:
+    client.poll(20)
+    return bool(client.state.comm_window) and client.state.comm_window[-1].step == number
+
+
 def test_a_late_viewer_sees_everything_since_the_start(hub: HubProcess) -> None:
     """One that was there from the start and one that comes later have the same state."""
     with open_run(hub.paths.id) as early:
@@ -48,7 +54,7 @@ def test_a_late_viewer_sees_everything_since_the_start(hub: HubProcess) -> None:
         with open_run(hub.paths.id) as late:
             assert late.state.reported == [2] * 100
             for client in (early, late):
-                until(lambda c=client: c.poll(20) is not None and c.state.comm_window[-1].step == 100, "all collectives")
+                until(partial(collected, client, 100), "all collectives")
             assert (late.state.steps, late.state.loss_sum) == (early.state.steps, early.state.loss_sum)
             assert late.state.comm_window == early.state.comm_window
             assert late.snapshots == early.snapshots == 1
@@ -102,7 +108,14 @@ def test_a_second_hub_is_refused(hub: HubProcess) -> None:
 def test_hostile_bytes_are_counted_and_change_nothing(hub: HubProcess) -> None:
     """On every socket: garbage, wrong shapes, roles that are not theirs, too many and too large frames."""
     up = hub.connect(zmq.PUSH, "up", linger=1000)
-    garbage = [b"", b"\xc1", b"\x91" * 100_000, msgspec.msgpack.encode(["unknown", 1]), encode(event("x"))[:-3], b"GET /"]
+    garbage = [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode(["unknown", 1]),
+        encode(event("x"))[:-3],
+        b"GET /",
+    ]
     for body in garbage:
         up.send(body)
     up.send_multipart([encode(event("two")), b"frames"])
@@ -220,13 +233,16 @@ def test_thinning_keeps_rare_messages_and_the_same_steps_of_all_ranks() -> None:
     batch: list[Message] = []
     for number in range(1, 101):
         for rank in (0, 1, 2, 3):
-            batch += [step(rank, number), Beat(rank=rank, incarnation=1, sent_ns=number, step=number, sent=0, dropped=0)]
+            batch += [
+                step(rank, number),
+                Beat(rank=rank, incarnation=1, sent_ns=number, step=number, sent=0, dropped=0),
+            ]
     batch.insert(300, event("keep me"))
     kept = [decode(body) for body in hub_module._thinned([(message, encode(message)) for message in batch], 100)]
     assert [found.text for found in kept if isinstance(found, Event)] == ["keep me"]
     assert [found.sent_ns for found in kept if isinstance(found, Beat)] == [100] * 4
     for rank in range(4):
-        assert [s.step for s in kept if isinstance(s, type(batch[0])) and s.rank == rank] == list(range(4, 101, 4))
+        assert [s.step for s in kept if isinstance(s, Step) and s.rank == rank] == list(range(4, 101, 4))
 
 
 @pytest.fixture
@@ -350,7 +366,11 @@ def test_a_rank_that_is_gone_without_a_goodbye_is_an_event(places: Path, monkeyp
 
 @pytest.mark.parametrize(
     ("reasons", "state", "failed"),
-    [(("finished", "finished"), "finished", None), (("stopped", "stopped"), "stopped", None), (("stopped", "error"), "failed", 1)],
+    [
+        (("finished", "finished"), "finished", None),
+        (("stopped", "stopped"), "stopped", None),
+        (("stopped", "error"), "failed", 1),
+    ],
 )
 def test_without_a_launcher_the_goodbyes_say_how_it_ended(
     places: Path, monkeypatch: pytest.MonkeyPatch, reasons: tuple[str, str], state: str, failed: int | None

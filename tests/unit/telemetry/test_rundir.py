@@ -49,7 +49,13 @@ def recorded(at_s: int, name: str, state: str = "finished", steps: int = 3) -> R
     """A run as its hub leaves it."""
     paths = create_run(NOON + at_s * SECOND)
     summary = Summary(
-        run_id=paths.id, name=name, state=state, created_ns=NOON + at_s * SECOND, strategy="ddp", world_size=2, steps=steps
+        run_id=paths.id,
+        name=name,
+        state=state,
+        created_ns=NOON + at_s * SECOND,
+        strategy="ddp",
+        world_size=2,
+        steps=steps,
     )
     write_file(paths.summary, msgspec.json.encode(summary))
     paths.alive.rmdir()
@@ -121,9 +127,7 @@ def test_a_damaged_summary_or_launch_is_an_entry_with_a_reason(damage: bytes) ->
 def test_a_damaged_run_file_of_a_live_run_is_an_entry_with_a_reason(damage: bytes) -> None:
     """The lock, not the file, says that it is live."""
     paths = create_run(NOON)
-    write_file(
-        paths.summary, msgspec.json.encode(Summary(run_id=paths.id, name="a", state="running", created_ns=NOON))
-    )
+    write_file(paths.summary, msgspec.json.encode(Summary(run_id=paths.id, name="a", state="running", created_ns=NOON)))
     handle = hold_lock(paths)
     paths.run_file.write_bytes(damage)
     (entry,) = list_runs()
