@@ -1,0 +1,50 @@
+"""The pictures of the README: real runs of the demo, in the real dashboard. `make screenshots` writes docs/*.svg."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from fsdp_tui.telemetry.launch import LaunchSpec, start
+from fsdp_tui.telemetry.rundir import resolve
+from fsdp_tui.tui.app import Dashboard
+
+PICTURES = Path(__file__).parents[1] / "docs"
+STEPS = 60
+STRATEGIES = ("single", "ddp", "fsdp2:shard_grad_op", "fsdp2:full_shard")
+SIZE = (120, 40)
+
+
+def main() -> int:
+    """Trains, opens each screen and saves it."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"FSDP_TUI_HOME": f"{folder}/home", "FSDP_TUI_RUNTIME_DIR": f"{folder}/live"}
+        runs = []
+        for strategy in STRATEGIES:
+            print(f"training {strategy} ...", file=sys.stderr)
+            started = start(LaunchSpec(strategy=strategy, steps=STEPS, name=f"gpt {strategy}"), bound=True)
+            if started.process.wait():
+                raise RuntimeError(f"{strategy} failed: fsdp-tui logs {started.run_id}")
+            runs.append(started.run_id)
+        asyncio.run(photograph(runs))
+    return 0
+
+
+async def photograph(runs: list[str]) -> None:
+    app = Dashboard(open_on=resolve(runs[-1]))
+    async with app.run_test(size=SIZE) as pilot:
+        for name, key in (("run", "1"), ("launch", "4"), ("compare", "5"), ("runs", "0")):
+            app.marked[:] = runs
+            await pilot.press(*(["escape"] if name == "compare" else []), key)
+            await pilot.pause(1.5)  # two ticks of the screen
+            path = PICTURES / f"{name}.svg"
+            path.write_text(app.export_screenshot(title="fsdp-tui"))
+            print(path, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
