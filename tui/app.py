@@ -142,13 +142,16 @@ class Dashboard(App[int]):
 
     def tick(self) -> None:
         """Draws what is visible with the newest pictures, and takes note of how long that took."""
+        screens = self.screen_stack
+        if not screens:  # it is being left
+            return
         began_s = time.perf_counter()
-        for screen in self.screen_stack:
-            if isinstance(screen, View) and screen.is_mounted:
+        for screen in screens:
+            if isinstance(screen, View) and screen.ready:
                 screen.on_tick()
         if self.pace.drew(time.perf_counter() - began_s):
             self._set_rate()
-        if isinstance(self.screen_stack[0], RunsScreen) and time.monotonic() - self._listed_s > LIST_EVERY_S:
+        if isinstance(screens[0], RunsScreen) and time.monotonic() - self._listed_s > LIST_EVERY_S:
             self.list_runs()
         for process in self._processes:
             process.poll()  # so that it does not stay a zombie
@@ -387,6 +390,8 @@ class Dashboard(App[int]):
         return "\n".join(strip.text.rstrip() for strip in strips)
 
     def on_unmount(self) -> None:
+        if self._ticker is not None:
+            self._ticker.stop()
         if self.feed is not None:
             self.feed.close()
 

@@ -72,7 +72,10 @@ def run_filter(text: str) -> Callable[[RunEntry], bool]:
     """
     text = text.strip()
     inverted = text.startswith("!")
-    pattern = _pattern(text.removeprefix("!").strip())
+    words = text.removeprefix("!").strip()
+    if not words:
+        return lambda entry: True
+    pattern = _pattern(words)
     return lambda entry: (
         bool(pattern.search(" ".join((entry.id, entry.name, entry.state, entry.strategy, entry.effective)))) != inverted
     )

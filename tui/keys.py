@@ -42,6 +42,7 @@ KEYS: tuple[Key, ...] = (
     Key("runs.open", "enter", "open", "open", "Open the run: a live one as it trains, a recorded one as it ended.", (RUNS,), "run"),
     Key("runs.mark", "space", "mark", "mark", "Mark the run for comparing; the first one marked is the baseline.", (RUNS,)),
     Key("runs.delete", "d,delete", "delete", "delete", "Delete the run and everything recorded of it. Asks first.", (RUNS,), "run"),
+    Key("runs.unfilter", "escape", "back", "end filter", "Ends the filter: all runs are shown again.", (RUNS,), footer=False),
     # Run
     Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN,), "view"),
     Key("run.open", "enter", "open", "details", "Details of the focused pane: all memory of a rank, all verdicts, a unit's calls, all events.", (RUN,)),

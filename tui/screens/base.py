@@ -57,12 +57,21 @@ class View(Screen[None]):
                 yield Static("", id="filter-problem")
         yield KeyBar(self.KIND)
 
+    _composed = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the panes are there: a tick may come before they are, and while the program is being left."""
+        return self._composed and self.app.is_running
+
     def on_mount(self) -> None:
+        self._composed = True
         self.set_class(self.board.still, "-still")
         self.fit_to_size()
 
     def on_screen_resume(self) -> None:
-        self.on_tick()
+        if self.ready:
+            self.on_tick()
 
     def on_resize(self) -> None:
         self.fit_to_size()

@@ -100,7 +100,7 @@ class CompareScreen(View):
         return [feed.latest.view for feed in feeds if feed.latest is not None]
 
     def on_tick(self) -> None:
-        if not self.is_mounted:
+        if not self.ready:
             return
         self._follow()
         runs = self.runs()

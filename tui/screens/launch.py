@@ -273,7 +273,7 @@ class LaunchScreen(View):
         self.on_tick()
 
     def on_tick(self) -> None:
-        if not self.is_mounted:
+        if not self.ready:
             return
         machine = self.board.services.machine()
         self.query_one(Header).show_facts(

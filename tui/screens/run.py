@@ -169,13 +169,13 @@ class RunScreen(View):
     def on_run_opened(self) -> None:
         """Another run: nothing of the one before stays."""
         self.frozen, self.rank, self._drawn = None, 0, ()
-        if self.is_mounted:
+        if self.ready:
             self.end_filter()
 
     # Drawing
 
     def on_tick(self) -> None:
-        if not self.is_mounted:
+        if not self.ready:
             return
         board = self.board
         current = board.snapshot

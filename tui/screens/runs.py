@@ -45,7 +45,7 @@ class RunsScreen(View):
         self.query_one("#status").can_focus = False
 
     def on_tick(self) -> None:
-        if not self.is_mounted:
+        if not self.ready:
             return
         board = self.board
         chosen = self.chosen

@@ -142,13 +142,12 @@ def _figures(run: RunView) -> Iterator[tuple[str, str, str]]:
         ideal = run.ideal_state_bytes
         note = f"ideal {fmt.size(ideal)}  {fmt.change(states, ideal)}" if ideal else "no formula for this strategy"
         yield "model states", fmt.size(states), note
-    for name, title, note in (
-        ("param_unsharded", "unsharded", "gathered parameters, at the peak"),
-        ("activation", "activations", "at the peak; measured, no formula"),
-    ):
-        value = worst(run.ranks, lambda rank, name=name: category(rank.peak, name))
-        if value is not None:
-            yield title, fmt.size(value), note
+    gathered = worst(run.ranks, lambda rank: category(rank.peak, "param_unsharded"))
+    if gathered is not None:
+        yield "unsharded", fmt.size(gathered), "gathered, at the peak"
+    activations = worst(run.ranks, lambda rank: category(rank.peak, "activation"))
+    if activations is not None:
+        yield "activations", fmt.size(activations), "measured, at the peak"
     cache = worst(run.ranks, lambda rank: category(rank.peak, "cache"))
     if cache is not None:
         yield "cache", fmt.size(cache), "reserved − allocated"

@@ -1,0 +1,304 @@
+"""What works everywhere: opening, leaving, themes, sizes, and data that are not as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fsdp_tui.telemetry.messages import Ended, Step
+from fsdp_tui.telemetry.state import RunState
+from fsdp_tui.tui.app import Dashboard
+from fsdp_tui.tui.once import screen_text
+from fsdp_tui.tui.screens.base import Ask
+from fsdp_tui.tui.theme import THEMES
+
+from .drive import check_golden, dashboard, opened, press, said, settle, until
+from .fixtures import SECOND, FixtureSource, Recipe, World, entry
+
+SIZES = [(20, 5), (30, 8), (40, 12), (60, 20), (80, 24), (120, 40), (200, 60), (300, 80)]
+
+
+def empty(recipe: Recipe) -> RunState:
+    return RunState()
+
+
+def launched_only(recipe: Recipe) -> RunState:
+    state = RunState()
+    state.apply(next(iter(recipe.messages())))
+    return state
+
+
+def no_steps(recipe: Recipe) -> RunState:
+    state = launched_only(recipe)
+    for rank in range(recipe.ranks):
+        state.apply(recipe.hello(rank))
+        state.apply(recipe.structure(rank))
+    return state
+
+
+def one_rank_of_two(recipe: Recipe) -> RunState:
+    state = no_steps(recipe)
+    for number in range(1, 4):
+        state.apply(recipe.step(0, number))
+    return state
+
+
+def foreign(recipe: Recipe) -> RunState:
+    """Columns of a shorter length, losses that are no numbers, a unit that is not there, events of an unknown kind."""
+    state = no_steps(recipe)
+    for number in range(1, 4):
+        for rank in range(recipe.ranks):
+            state.apply(
+                Step(
+                    rank,
+                    number,
+                    number,
+                    5,
+                    7,
+                    [None],
+                    float("nan") if rank else float("inf"),
+                    None,
+                    [1, None],
+                    [],
+                    "?",
+                    99,
+                    0,
+                    0,
+                )
+            )
+            state.apply(recipe.comm(rank, number))
+    state.apply(Ended(state="evaporated", ended_ns=0, exit_codes={}))
+    return state
+
+
+def first_step_only(recipe: Recipe) -> RunState:
+    state = no_steps(recipe)
+    for rank in range(recipe.ranks):
+        state.apply(recipe.step(rank, 1))
+    return state
+
+
+def died_at_once(recipe: Recipe) -> RunState:
+    state = launched_only(recipe)
+    state.apply(
+        Ended(state="failed", ended_ns=1, exit_codes={"0": 1}, failed_rank=0, reason="[bold]no[/such] 'markup\x1b[31m")
+    )
+    return state
+
+
+STRANGE: list[Callable[[Recipe], RunState]] = [
+    empty,
+    launched_only,
+    no_steps,
+    one_rank_of_two,
+    first_step_only,
+    foreign,
+    died_at_once,
+]
+
+
+@pytest.mark.parametrize("make", STRANGE, ids=lambda make: make.__name__)
+async def test_no_screen_raises_on_strange_data(make: Callable[[Recipe], RunState]) -> None:
+    """Every screen and every detail, large and small."""
+    world = World()
+    recipe = Recipe(name="[odd] name")
+    about = entry(recipe.name)
+    world.entries.append(about)
+    world.sources[about.id] = FixtureSource(about, make(recipe))
+    async with dashboard(world, open_on=about) as (app, pilot):
+        for size in ((120, 40), (24, 6)):
+            await pilot.resize_terminal(*size)
+            await pilot.press("m", "l", "s")
+            for pane in app.screen.query(".pane"):
+                if pane.display and pane.focusable:
+                    pane.focus()
+                    await pilot.press("enter", "escape")
+            await settle(pilot)
+        await pilot.press("o", "escape", "0", "space", "5", "4", "1")
+        await settle(pilot)
+        assert app.current_mode == "run"
+
+
+@pytest.mark.parametrize("mode", ["0", "1", "4", "5"])
+async def test_resizing_while_data_come(mode: str) -> None:
+    """From 20x5 to 300x80 and back, a step between each two sizes; no line is longer than the terminal."""
+    async with opened() as (app, pilot, world):
+        source = next(iter(world.sources.values()))
+        await press(pilot, mode)
+        number = 41
+        for width, height in [*SIZES, *reversed(SIZES)]:
+            recipe = Recipe(steps=number)
+            for rank in range(2):
+                source.state.apply(recipe.step(rank, number))
+                source.state.apply(recipe.comm(rank, number))
+            number += 1
+            await pilot.resize_terminal(width, height)
+            await settle(pilot)
+            lines = app.text().split("\n")
+            assert len(lines) == height
+            assert max(map(len, lines)) <= width
+
+
+async def test_quit_is_one_key_when_nothing_is_ours() -> None:
+    """A run of somebody else goes on; there is nothing to ask."""
+    async with opened() as (app, pilot, world):
+        await pilot.press("q")
+        await pilot.pause()
+        assert app.return_code == 0
+        assert next(iter(world.sources.values())).commands == []
+
+
+async def test_quit_asks_for_our_own_run() -> None:
+    """Stay, leave it running, or stop it: each does what it says."""
+    async with opened(own=True) as (app, pilot, world):
+        source = next(iter(world.sources.values()))
+        await press(pilot, "q")
+        assert isinstance(app.screen, Ask)
+        assert "tiny is still training" in app.text()
+        await press(pilot, "escape")
+        assert not isinstance(app.screen, Ask)
+        assert app.is_running
+        await press(pilot, "q", "enter")  # the harmless answer has the focus
+        assert app.is_running
+        await press(pilot, "q")
+        await pilot.press("l")
+        await pilot.pause()
+        assert app.return_code == 0
+        assert source.commands == []
+
+
+async def test_quit_and_stop_waits_until_it_has_stopped() -> None:
+    """Nothing of ours is left behind."""
+    async with opened(own=True) as (app, pilot, world):
+        source = next(iter(world.sources.values()))
+        await press(pilot, "q")
+        await pilot.press("s")
+        await until(pilot, lambda: source.commands == ["stop"])
+        await until(pilot, lambda: app.return_code == 0)
+
+
+async def test_quit_does_not_ask_when_our_run_has_ended() -> None:
+    """It is over: there is nothing to leave running."""
+    async with opened(Recipe(ended="finished"), own=True) as (app, pilot, _):
+        await pilot.press("q")
+        await pilot.pause()
+        assert app.return_code == 0
+
+
+async def test_ctrl_c_twice() -> None:
+    """The first says what the second will do, also from inside a field."""
+    async with opened(own=True) as (app, pilot, _):
+        await press(pilot, "slash", "ctrl+c")
+        assert "ctrl+c again quits" in said(app)
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert app.return_code == 0
+
+
+async def test_themes_and_letters() -> None:
+    """All four in turn, and letters on and off."""
+    async with opened() as (app, pilot, _):
+        seen = [app.theme]
+        for _ in THEMES:
+            await press(pilot, "t")
+            seen.append(app.theme)
+        assert set(seen) == {theme.name for theme in THEMES}
+        assert seen[0] == seen[-1]
+        assert "PPPP" in app.text()
+        await press(pilot, "c")
+        assert "PPPP" not in app.text()
+
+
+async def test_faster_and_slower() -> None:
+    """0.5 to 4 Hz, said in the tabs line."""
+    async with opened() as (app, pilot, _):
+        await press(pilot, "=", "=", "=")
+        assert app.pace.hz == 4
+        assert " 4 Hz" in app.text()
+        await press(pilot, "-", "-", "-", "-")
+        assert app.pace.hz == 0.5
+
+
+async def test_screenshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An SVG of what is seen, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    async with opened() as (app, pilot, _):
+        await press(pilot, "e")
+        (saved,) = tmp_path.glob("*.svg")
+        assert "tiny" in saved.name
+        assert str(saved) in said(app)
+
+
+async def test_screens_by_their_numbers() -> None:
+    """And the one that is open is marked."""
+    async with opened() as (app, pilot, _):
+        for key, mode in (("0", "runs"), ("4", "launch"), ("5", "compare"), ("1", "run")):
+            await press(pilot, key)
+            assert app.current_mode == mode
+            assert f"[{key} {mode.title()}]" in app.text()
+            if mode == "launch":
+                await press(pilot, "escape")
+
+
+async def test_tabs_and_keys_answer_the_mouse() -> None:
+    """A click on a tab is its key; a click on the last line too."""
+    async with opened() as (app, pilot, _):
+        await pilot.click("Tabs", offset=(3, 0))
+        await settle(pilot)
+        assert app.current_mode == "runs"
+        await press(pilot, "1")
+        await pilot.click("KeyBar", offset=(3, 0))
+        await settle(pilot)
+        assert "help · run" in app.text()
+
+
+async def test_once_is_the_run_screen_as_text() -> None:
+    """Plain text of exactly the size that was asked for, without keys that nobody can press."""
+    world = World()
+    source = world.add(Recipe(ended="finished"))
+    text = await screen_text(world.services(), source.entry, 80, 24)
+    lines = text.split("\n")
+    assert len(lines) == 24
+    assert max(map(len, lines)) <= 80
+    assert "✓ DONE" in lines[0]
+    assert "? help" not in text
+    assert "\x1b" not in text
+    assert "needs more lines: collectives, events" in text
+    check_golden("once-80x24", text)
+
+
+async def test_once_says_why_a_run_cannot_be_read() -> None:
+    """It ends, and the reason is in the text."""
+    world = World()
+    about = entry("broken", live=False, state="finished")
+    world.entries.append(about)
+    assert "its recording is damaged" in await screen_text(world.services(), about, 80, 24)
+
+
+async def test_a_slow_frame_halves_the_rate() -> None:
+    """So that keys are answered on a machine that is busy training."""
+    async with opened() as (app, pilot, _):
+        assert app.pace.drew(0.1)
+        assert app.pace.hz == 1
+        await settle(pilot)
+
+
+async def test_many_ranks_draw_within_a_frame() -> None:
+    """A guard against work per rank and cell, not a benchmark: 256 ranks in well under a second."""
+    import time
+
+    async with opened(Recipe(ranks=256, steps=3)) as (app, pilot, _):
+        began = time.perf_counter()
+        await settle(pilot)
+        assert time.perf_counter() - began < 1
+        assert "256 × CPU" in app.text()
+
+
+def test_the_clock_is_the_services() -> None:
+    """Nothing on the screen depends on when the test runs."""
+    world = World()
+    app = Dashboard(world.services())
+    world.now_ns += SECOND
+    assert app.services.now_ns() == world.now_ns

@@ -1,0 +1,102 @@
+"""The key table against the screens that it makes bindings for."""
+
+from __future__ import annotations
+
+import pytest
+from textual.widgets import OptionList
+
+from fsdp_tui.tui.app import Dashboard
+from fsdp_tui.tui.keys import COMPARE, KEYS, LAUNCH, LOGS, RANK, RUN, RUNS, bindings_of, keys_for
+from fsdp_tui.tui.screens.base import Text, View
+from fsdp_tui.tui.screens.compare import CompareScreen
+from fsdp_tui.tui.screens.details import SHOWS, write_help
+from fsdp_tui.tui.screens.launch import LaunchScreen
+from fsdp_tui.tui.screens.logs import LogsScreen
+from fsdp_tui.tui.screens.rank import RankScreen
+from fsdp_tui.tui.screens.run import RunScreen
+from fsdp_tui.tui.screens.runs import RunsScreen
+from fsdp_tui.tui.widgets.chart import row_text
+from fsdp_tui.tui.widgets.chrome import KeyBar
+
+from .drive import opened, press, settle, until
+
+SCREENS: dict[str, type[View]] = {
+    RUN: RunScreen,
+    RUNS: RunsScreen,
+    LAUNCH: LaunchScreen,
+    COMPARE: CompareScreen,
+    LOGS: LogsScreen,
+    RANK: RankScreen,
+}
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.id)
+def test_every_key_has_an_action(key: object) -> None:
+    """A binding without its action would vanish from the last line in silence."""
+    assert key in KEYS
+    for name, action, screens in ((one.id, one.action, one.screens) for one in KEYS if one is key):
+        method = "action_" + action.removeprefix("app.").partition("(")[0]
+        for owner in [SCREENS[screen] for screen in screens] or [Dashboard]:
+            assert callable(getattr(owner, method, None)), f"{name}: {owner.__name__} has no {method}"
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_no_key_does_two_things(screen: str) -> None:
+    """Of the keys that work on one screen, none is given twice, and none but escape hides one that works everywhere."""
+    names = [name for key in keys_for(screen) for name in key.keys.split(",")]
+    assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+
+
+@pytest.mark.parametrize("screen", [*SCREENS, None])
+def test_bindings_carry_id_words_and_tooltip(screen: str | None) -> None:
+    """So that a key map can change them, and help can tell them."""
+    for binding in bindings_of(screen):
+        assert binding.id
+        assert binding.description
+        assert binding.tooltip.endswith(".")
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_help_has_every_key(screen: str) -> None:
+    """Help is made from the same table; a wide and a narrow one say the same."""
+    assert SHOWS[screen]
+    for width in (20, 60, 100):
+        text = "".join("".join(row_text(row) for row in write_help(screen, width)).split())
+        for key in keys_for(screen):
+            assert "".join(key.help.split()) in text, key.id
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120])
+def test_the_last_line_always_ends_with_a_way_out(width: int) -> None:
+    """However narrow: help first, quit last."""
+    bar = KeyBar(RUN)
+    (row,) = bar.draw(width, 1, False)
+    words = row_text(row)
+    assert words.startswith(" ? help")
+    assert words.rstrip().endswith("q quit")
+    assert len(words) == width
+
+
+async def test_help_opens_and_closes() -> None:
+    """With `?`, and away with escape."""
+    async with opened() as (app, pilot, _):
+        await press(pilot, "question_mark")
+        assert isinstance(app.screen, Text)
+        assert "help · run" in app.text()
+        await press(pilot, "escape")
+        assert isinstance(app.screen, RunScreen)
+
+
+async def test_palette_does_what_the_key_does() -> None:
+    """Found by a word of its help."""
+    async with opened() as (app, pilot, _):
+        await press(pilot, "ctrl+p")
+        await pilot.press(*"logarithmic")
+        options = app.screen.query_one(OptionList)
+        await until(pilot, lambda: options.option_count > 0)
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, RunScreen))
+        screen = app.screen
+        assert isinstance(screen, RunScreen)
+        await until(pilot, lambda: screen.log_scale)
+        await settle(pilot)

@@ -1,0 +1,248 @@
+"""The parts of the screens that need no app: bands, pace, filters, tables, the header, the tail of a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fsdp_tui.telemetry.view import RankView
+from fsdp_tui.tui.filters import FilterError, rank_filter, run_filter
+from fsdp_tui.tui.pace import PATIENCE, Pace
+from fsdp_tui.tui.screens.bands import Band, fit_bands
+from fsdp_tui.tui.screens.logs import KEEP_BYTES, LogView, Tail
+from fsdp_tui.tui.screens.run import bands_for, lateness, trend
+from fsdp_tui.tui.widgets.chart import row_text
+from fsdp_tui.tui.widgets.chrome import HeaderFacts, ago, draw_header
+from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread
+from fsdp_tui.tui.widgets.table import TableColumn, draw_table, paragraph
+from fsdp_tui.tui.widgets.traffic import calls_of, step_phases
+
+from .fixtures import MIB, Recipe, entry
+
+
+@pytest.mark.parametrize("width", [20, 59, 60, 99, 100, 300])
+@pytest.mark.parametrize("ranks", [1, 8, 1024])
+def test_bands_fill_the_room_exactly(width: int, ranks: int) -> None:
+    """Above the fold nothing is left over, nothing sticks out, and every band has its least."""
+    bands = bands_for(width, ranks, 8)
+    for room in range(1, 80):
+        heights, below = fit_bands(bands, room)
+        above = [band for band in bands if band.name not in below]
+        used = sum(heights[band.name] for band in above)
+        full = all(heights[band.name] == band.most for band in above)
+        assert used == room or (used < room and full)
+        assert all(heights[band.name] >= band.least for band in above[1:])
+        assert [band.name for band in bands[len(above) :]] == below
+
+
+def test_a_band_never_grows_beyond_its_most() -> None:
+    """What is left goes to the others."""
+    heights, below = fit_bands([Band("a", 2, 3, 5), Band("b", 2, 100, 1)], 20)
+    assert heights == {"a": 3, "b": 17}
+    assert below == []
+
+
+def test_pace_halves_and_recovers() -> None:
+    """Slow frames halve it down to 0.5 Hz; a row of quick ones brings back what was asked for."""
+    pace = Pace(4)
+    for expected in (2, 1, 0.5, 0.5):
+        pace.drew(0.2)
+        assert pace.hz == expected
+    for _ in range(3 * PATIENCE):
+        pace.drew(0.001)
+    assert pace.hz == 4
+
+
+def views(recipe: Recipe) -> tuple[RankView, ...]:
+    return recipe.state().view().ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("", list(range(16))),
+        ("5", [5]),
+        ("8-10", [8, 9, 10]),
+        ("10-8", [8, 9, 10]),
+        ("1, 3-4", [1, 3, 4]),
+        ("!0-13", [14, 15]),
+        ("node1", list(range(8, 16))),
+        (">90%", [3]),
+        ("!", list(range(16))),
+        ("nobody", []),
+    ],
+)
+def test_rank_filter(text: str, kept: list[int]) -> None:
+    """Numbers, ranges, patterns, shares of the capacity; `!` inverts."""
+    capacity = 30 * MIB  # rank 3 peaks at 3 + 3 + 22 MiB of them
+    ranks = views(Recipe(ranks=16, steps=2, heavy_rank=3, activation=11 * MIB, device="cuda", capacity=capacity))
+    test = rank_filter(text)
+    assert [rank.rank for rank in ranks if test(rank)] == kept
+
+
+def test_filters_refuse_what_is_no_pattern() -> None:
+    """With the text and the reason."""
+    for make in (rank_filter, run_filter):
+        with pytest.raises(FilterError, match="is no pattern"):
+            make("(")
+
+
+def test_run_filter() -> None:
+    """Against id, name, state and strategy, whatever the case."""
+    about = entry("Zero", state="finished")
+    assert run_filter("zero")(about)
+    assert run_filter("FINISHED")(about)
+    assert run_filter("full_shard")(about)
+    assert not run_filter("!zero")(about)
+    assert run_filter("!")(about)
+
+
+def test_table_leaves_out_whole_columns_and_says_so() -> None:
+    """The least needed first, and the heading ends in an ellipsis."""
+    columns = [
+        TableColumn("name", ["alpha", "beta"], left=True, least=4),
+        TableColumn("first", ["1", "22"]),
+        TableColumn("second", ["333333", "4"], need=1),
+    ]
+    wide = [row_text(row) for row in draw_table(columns, 40, 5)]
+    assert wide[0].split() == ["name", "first", "second"]
+    narrow = [row_text(row) for row in draw_table(columns, 16, 5)]
+    assert narrow[0].split() == ["name", "first", "…"]
+    tight = [row_text(row) for row in draw_table(columns, 13, 5)]
+    assert tight[1].startswith("alp…")
+    assert all(len(line) == 13 for line in tight)
+
+
+def test_table_counts_the_rows_that_found_no_room() -> None:
+    """In its last line, above and below."""
+    columns = [TableColumn("n", [str(n) for n in range(10)])]
+    lines = [row_text(row).strip() for row in draw_table(columns, 20, 5, first=2)]
+    assert lines == ["n", "2", "3", "4", "↑ 2  ↓ 5 more"]
+    assert len(draw_table(columns, 20, 1)) == 1
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 80])
+def test_paragraphs_keep_every_word(width: int) -> None:
+    """Wrapped to the width exactly, nothing lost."""
+    text = "each rank keeps one half of the model states, as theory says"
+    rows = [row_text(row) for row in paragraph(text, width, first=[("✓ ", row_ink())] if width > 2 else ())]
+    assert {len(row) for row in rows} == {width}
+    assert "".join("".join(rows).split()).removeprefix("✓") == "".join(text.split())
+
+
+def row_ink():  # type: ignore[no-untyped-def]
+    from fsdp_tui.tui.widgets.chart import LABEL
+
+    return LABEL
+
+
+@pytest.mark.parametrize("width", range(1, 200, 7))
+def test_header_fits_every_width(width: int) -> None:
+    """State first; the age stays longer than the strategy; the step longest."""
+    recipe = Recipe(name="a-long-name-of-a-run")
+    run = recipe.state().view()
+    text = row_text(draw_header(HeaderFacts(run, True, recipe.now_ns), width))
+    assert len(text) == width
+    if width >= 30:
+        assert "● LIVE" in text
+        assert "step 40" in text
+    if width >= 60:
+        assert "0.2 s old" in text
+
+
+def test_header_before_the_first_sign_of_life() -> None:
+    """Not known is said, and is not 0."""
+    recipe = Recipe(steps=0)
+    state = recipe.state().__class__()
+    state.apply(next(iter(recipe.messages())))
+    text = row_text(draw_header(HeaderFacts(state.view(), True, recipe.now_ns), 120))
+    assert "STARTING" in text
+    assert "no rank heard yet" in text
+
+
+def test_phases_and_what_was_exposed_in_them() -> None:
+    """Forward: 4 gathers of 1 or 3 ms, 8 ms in the mean; backward: as many again, and 4 reduces."""
+    phases = {phase.name: phase for phase in step_phases(Recipe().state().view())}
+    assert phases["forward"].gather_ns == 8_000_000
+    assert phases["forward"].reduce_ns == 0
+    assert phases["backward"].gather_ns == 8_000_000
+    assert phases["backward"].reduce_ns == 8_000_000
+    assert phases["optimizer"].gather_ns == 0
+
+
+def test_lateness_adds_up_over_calls() -> None:
+    """Rank 1 is 2 ms late in each of 12 calls; rank 0 never is."""
+    run = Recipe().state().view()
+    assert len(calls_of(run)) == 8
+    assert lateness(run) == {0: 0, 1: 24_000_000}
+
+
+def test_trend_needs_enough_steps() -> None:
+    """Nothing is said from a few values."""
+    assert trend(Recipe(steps=50).state().view().series.loss) == ""
+    assert trend(Recipe(steps=200).state().view().series.loss).startswith("  ↓ ")
+
+
+def test_peak_spread_names_the_worst_rank() -> None:
+    """The lowest, the middle and the highest."""
+    recipe = Recipe(ranks=4, heavy_rank=2)
+    text = peak_spread(recipe.state().view())
+    assert text == "peaks MiB: min 24.0  median 24.0  max 33.0 (rank 2)"
+
+
+@pytest.mark.parametrize("height", range(1, 30))
+@pytest.mark.parametrize("width", [10, 30, 60])
+def test_the_card_keeps_to_its_room_and_counts_the_rest(width: int, height: int) -> None:
+    """A verdict that is not shown is counted."""
+    run = Recipe(ended="failed").state().view()
+    rows = [row_text(row) for row in draw_card(run, width, height)]
+    assert len(rows) <= height
+    assert {len(row) for row in rows} == {width}
+    marks = sum(row.startswith(("▲ ", "! ", "· ", "✓ ")) for row in rows)
+    assert marks == len(run.verdicts) or any("more ↵" in row for row in rows) or height == 1
+    strip = [row_text(row) for row in draw_strip(run, width, height)]
+    assert len(strip) <= height
+    assert len(strip) == len(run.verdicts) or f"+{len(run.verdicts) - height} ↵" in strip[-1]
+
+
+def test_ago() -> None:
+    """In the largest unit that is full."""
+    texts = [ago(seconds * 10**9) for seconds in (0, 59, 60, 3_600, 90_000, -5)]
+    assert texts == ["0 s ago", "59 s ago", "1 min ago", "1 h ago", "1 d ago", "0 s ago"]
+
+
+def test_tail_follows_a_growing_log(tmp_path: Path) -> None:
+    """Whole lines, the unfinished one too; colours and cursor moves are taken out, progress bars show their last state."""
+    path = tmp_path / "rank-0.log"
+    tail = Tail(path)
+    assert not tail.read()
+    assert tail.text == []
+    path.write_bytes(b"one\n\x1b[31mtwo\x1b[0m\n10%\r50%\r100%\nhalf")
+    assert tail.read()
+    assert tail.text == ["one", "two", "100%", "half"]
+    with path.open("ab") as file:
+        file.write(b" done\nbell\x07\n\xff\n")
+    assert tail.read()
+    assert tail.text == ["one", "two", "100%", "half done", "bell·", "�"]
+    assert not tail.read()
+    path.write_bytes(b"new\n")
+    assert tail.read()
+    assert tail.text == ["new"]
+
+
+def test_tail_of_a_long_log_says_that_it_is_cut(tmp_path: Path) -> None:
+    """The newest part is held; the file has all of it."""
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"x" * 99 + b"\n" + (b"y" * 99 + b"\n") * (KEEP_BYTES // 100 + 10))
+    tail = Tail(path)
+    tail.read()
+    assert tail.cut
+    assert tail.text[-1] == "y" * 99
+
+
+def test_log_lines_are_wrapped_and_never_cut() -> None:
+    """A line longer than the screen goes on below."""
+    view = LogView()
+    view.lines, view.follow = ["abcdefgh", "z"], False
+    assert [row_text(row) for row in view.draw(5, 4, False)] == ["abcde", "fgh  ", "z    "]
