@@ -73,6 +73,9 @@ class Sender:
         self._ring: deque[Message] = deque(maxlen=RING)
         self._structure: Structure | None = None
         self._closing = threading.Event()
+        self._heard = False
+        """Whether the hub has our goodbye, and so everything before it. ZeroMQ's lingering close is no proof: a receiver
+        that is behind throws away what it has not read when the connection ends."""
         self._deadline_s = 0.0
         self._alive = True
         self._endpoints = endpoints
@@ -101,7 +104,7 @@ class Sender:
         ring.append(message)
 
     def close(self, goodbye: Goodbye, timeout_s: float = 2.0) -> None:
-        """Sends what is left and the goodbye, as far as the time allows, and ends the thread."""
+        """Sends what is left and the goodbye, and ends the thread when the hub has them or the time is over."""
         if not self._alive:
             return
         self.put(goodbye)
@@ -142,16 +145,12 @@ class Sender:
                 next_gauge_s = now_s + GAUGE_S
                 self._gauge()
             blocked = not self._send_ring(up)
-            if self._closing.is_set() and (not self._ring or now_s >= self._deadline_s):
+            if self._closing.is_set() and ((self._heard and not self._ring) or now_s >= self._deadline_s):
                 break
             # A full socket is tried again soon; an empty ring is looked at in the same time.
             if control.poll(5 if self._closing.is_set() or blocked else POLL_MS):
                 self._receive(control)
-        self._beat(up, control)
-        left_ms = max(0, int((self._deadline_s - time.monotonic()) * 1000))
-        up.close(linger=left_ms)
-        control.close(linger=0)
-        context.term()
+        context.destroy(linger=0)
 
     def _send_ring(self, up: zmq.Socket[bytes]) -> bool:
         """Sends the ring until it is empty (True) or the socket is full (False)."""
@@ -221,7 +220,9 @@ class Sender:
                 return
             if len(frames) != 2:
                 continue
-            if frames[0] == wire.EPOCH:
+            if frames[0] == wire.GOODBYE:
+                self._heard = True
+            elif frames[0] == wire.EPOCH:
                 self._meet_hub(frames[1])
             elif frames[0] == wire.COMMAND:
                 try:

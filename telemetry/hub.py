@@ -30,6 +30,7 @@ from fsdp_tui.telemetry.messages import (
     Ended,
     Event,
     Gauge,
+    Goodbye,
     Hello,
     Message,
     Step,
@@ -124,7 +125,9 @@ class Hub:
         self._take_up_recording()
         endpoints = endpoints_for(self.paths)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._up = self._bind(zmq.PULL, endpoints["up"], maxmsgsize=wire.MESSAGE_MAX, rcvhwm=200)
+        # Per rank; a rank that is killed while this queue is full takes with it what is not yet in it.
+        room = min(2_000, max(50, 50_000 // max(1, self.state.world_size)))
+        self._up = self._bind(zmq.PULL, endpoints["up"], maxmsgsize=wire.MESSAGE_MAX, rcvhwm=room)
         self._ranks = self._bind(
             zmq.ROUTER, endpoints["ranks"], maxmsgsize=wire.MESSAGE_MAX, router_handover=1, router_mandatory=1
         )
@@ -293,6 +296,8 @@ class Hub:
             self._heard_s[rank] = time.monotonic()
             if isinstance(message, Hello):
                 self._gone.discard(rank)
+            elif isinstance(message, Goodbye):
+                self._send(self._ranks, [wire.rank_identity(rank), wire.GOODBYE, b""])
 
     def _event(self, kind: str, severity: str, text: str, rank: int | None = None) -> None:
         self._take(Event(at_ns=time.time_ns(), kind=kind, severity=severity, text=text, rank=rank))
@@ -403,6 +408,9 @@ class Hub:
         identity, *rest = frames
         if rest == [wire.PING]:
             self._send(self._ranks, [identity, wire.EPOCH, self.epoch])
+            known = self.state.ranks.get(wire.rank_of(identity))
+            if known is not None and known.goodbye:  # it did not hear us the first time
+                self._send(self._ranks, [identity, wire.GOODBYE, b""])
             self._hand_over(identity)
             return
         try:

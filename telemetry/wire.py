@@ -2,7 +2,8 @@
 
     up       ranks PUSH -> hub PULL           one encoded message
     ranks    ranks, launcher DEALER <-> ROUTER    to the hub: [PING] or [encoded Ack, Command, Ended];
-                                              from it: [EPOCH, epoch], [COMMAND, encoded], [RECORDED, trouble]
+                                              from it: [EPOCH, epoch], [COMMAND, encoded], [GOODBYE, b""] (it has the
+                                              rank's), [RECORDED, trouble]
     pub      hub XPUB -> viewers SUB          [header, array of encoded messages], every 50 ms that has news
     view     viewers DEALER <-> ROUTER        [SNAPSHOT] -> [SNAPSHOT, header, RunState.dump()]
     control  viewers DEALER <-> ROUTER        [COMMAND, encoded Command] -> [COMMAND, encoded Reply]
@@ -24,6 +25,7 @@ EPOCH = b"epoch"
 COMMAND = b"command"
 RECORDED = b"recorded"
 SNAPSHOT = b"snapshot"
+GOODBYE = b"goodbye"
 
 LAUNCHER = b"launcher"
 """Identity of the launcher's DEALER; a rank's is `rank_identity`."""
@@ -68,6 +70,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 def rank_identity(rank: int) -> bytes:
     return b"rank-%d" % rank
+
+
+def rank_of(identity: bytes) -> int:
+    """The rank with this identity; -1 for the launcher's, or one that is not ours."""
+    prefix, _, number = identity.partition(b"-")
+    return int(number) if prefix == b"rank" and number.isdigit() else -1
 
 
 def connect(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +47,9 @@ def test_every_message_arrives_and_is_counted(hub: HubProcess) -> None:
     sender = hub.sender(0, 1)
     for number in range(1, 301):
         sender.put(step(0, number))
-    sender.close(goodbye(300))
+    began_s = time.monotonic()
+    sender.close(goodbye(300), timeout_s=10)
+    assert time.monotonic() - began_s < 5  # it does not wait for longer than the hub needs
     with open_run(hub.paths.id) as client:
         until(lambda: client.poll(20) is not None and client.state.ranks[0].goodbye, "the goodbye")
     hub.end()
@@ -55,6 +59,23 @@ def test_every_message_arrives_and_is_counted(hub: HubProcess) -> None:
     assert beat is not None
     assert (beat.dropped, sender.dropped) == (0, 0)
     assert sender.sent >= 302
+
+
+def test_closing_waits_for_a_hub_that_is_busy(hub: HubProcess) -> None:
+    """More than the kernel's socket buffer holds is still there when the hub reads on."""
+    sender = hub.sender(0, 1)
+    assert hub.process is not None
+    hub.process.send_signal(signal.SIGSTOP)
+    for number in range(1500):
+        sender.put(Event(at_ns=number, kind="test", severity="ok", text="x" * 1_000))
+    closing = threading.Thread(target=sender.close, args=(goodbye(), 10.0))
+    closing.start()
+    until(lambda: 0 < len(sender._ring) < 1400, "ZeroMQ takes no more")
+    hub.process.send_signal(signal.SIGCONT)
+    closing.join()
+    with open_run(hub.paths.id) as client:
+        until(lambda: client.poll(20) is not None and client.state.ranks[0].goodbye, "the goodbye")
+        assert len(client.state.events) == 1500
 
 
 def test_the_heartbeat_carries_what_the_session_says(hub: HubProcess) -> None:
