@@ -36,7 +36,8 @@ def test_every_key_has_an_action(key: object) -> None:
     assert key in KEYS
     for name, action, screens in ((one.id, one.action, one.screens) for one in KEYS if one is key):
         method = "action_" + action.removeprefix("app.").partition("(")[0]
-        for owner in [SCREENS[screen] for screen in screens] or [Dashboard]:
+        owners: list[type[object]] = [SCREENS[screen] for screen in screens]
+        for owner in owners or [Dashboard]:
             assert callable(getattr(owner, method, None)), f"{name}: {owner.__name__} has no {method}"
 
 

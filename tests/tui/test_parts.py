@@ -12,7 +12,7 @@ from fsdp_tui.tui.pace import PATIENCE, Pace
 from fsdp_tui.tui.screens.bands import Band, fit_bands
 from fsdp_tui.tui.screens.logs import KEEP_BYTES, LogView, Tail
 from fsdp_tui.tui.screens.run import bands_for, lateness, trend
-from fsdp_tui.tui.widgets.chart import row_text
+from fsdp_tui.tui.widgets.chart import LABEL, row_text
 from fsdp_tui.tui.widgets.chrome import HeaderFacts, ago, draw_header
 from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread
 from fsdp_tui.tui.widgets.table import TableColumn, draw_table, paragraph
@@ -126,15 +126,9 @@ def test_table_counts_the_rows_that_found_no_room() -> None:
 def test_paragraphs_keep_every_word(width: int) -> None:
     """Wrapped to the width exactly, nothing lost."""
     text = "each rank keeps one half of the model states, as theory says"
-    rows = [row_text(row) for row in paragraph(text, width, first=[("✓ ", row_ink())] if width > 2 else ())]
+    rows = [row_text(row) for row in paragraph(text, width, first=[("✓ ", LABEL)] if width > 2 else [])]
     assert {len(row) for row in rows} == {width}
     assert "".join("".join(rows).split()).removeprefix("✓") == "".join(text.split())
-
-
-def row_ink():  # type: ignore[no-untyped-def]
-    from fsdp_tui.tui.widgets.chart import LABEL
-
-    return LABEL
 
 
 @pytest.mark.parametrize("width", range(1, 200, 7))

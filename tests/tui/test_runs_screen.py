@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fsdp_tui.tui.screens.base import Ask
-from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.screens.runs import RunsScreen
 
 from .drive import check_golden, dashboard, press, said, settle
@@ -58,13 +57,14 @@ async def test_enter_opens_and_escape_comes_back() -> None:
     """The cursor's run, live or recorded."""
     async with dashboard(a_world()) as (app, pilot):
         await press(pilot, "down", "enter")
-        assert isinstance(app.screen, RunScreen)
+        assert app.current_mode == "run"
         assert app.feed is not None
         assert app.feed.entry.name == "zero3"
         await press(pilot, "escape")
-        assert isinstance(app.screen, RunsScreen)
-        assert app.screen.chosen is not None
-        assert app.screen.chosen.name == "zero3"
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        assert screen.chosen is not None
+        assert screen.chosen.name == "zero3"
 
 
 async def test_a_damaged_run_says_why_it_does_not_open() -> None:

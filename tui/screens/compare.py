@@ -73,9 +73,7 @@ class CompareScreen(View):
 
     def on_mount(self) -> None:
         self.query_one("#status").can_focus = False
-        title_of(
-            self.query_one("#numbers"), "numbers · fullest rank for memory, medians without the first step for the rest"
-        )
+        title_of(self.query_one("#numbers"), "numbers")
         title_of(self.query_one("#pick"), "compare")
 
     # Data
@@ -129,18 +127,18 @@ class CompareScreen(View):
         for name, height in heights.items():
             self.query_one(f"#{name}").styles.height = height
         self._draw(runs)
-        hint = (
-            f" ▼ {', '.join({'said': 'verdict', 'trends': 'step times', 'numbers': 'numbers'}[name] for name in below)}: tab"
-            if below
-            else ""
+        hidden = {"said": "do they compare", "trends": "step times", "numbers": "numbers"}
+        hint = f"   ▼ {', '.join(hidden[name] for name in below)}: tab" if below else ""
+        losses = agreement(runs)
+        self.query_one("#status", Pane).show(
+            lambda width, height, letters: [crop([(" ", LABEL), *losses, (hint, Ink("ok"))], width)]
         )
-        self.query_one("#status", Pane).show(lambda width, height, letters: [crop([(hint, Ink("ok"))], width)])
 
     def _bands(self, runs: Sequence[RunView]) -> list[Band]:
         n = len(runs)
         return [
             Band("bars", 3 + n, 5 + 2 * n, 1),
-            Band("numbers", 8, 3 + len(METRICS), 3),
+            Band("numbers", 2 + len(METRICS), 3 + len(METRICS), 3),
             Band("said", 5, 14, 3),
             Band("trends", 2 + n, 2 + n, 1),
         ]
@@ -270,7 +268,7 @@ def number_columns(runs: Sequence[RunView], baseline: int, deltas: bool, width: 
     words = [ROWS.get(row["metric"], row["metric"]) for row in document["rows"]]
     labels = [f"{state_mark(run.state).glyph} {name}" for run, name in zip(runs, names(runs), strict=True)]
     room = (width - max(map(len, words))) // len(runs) - GAP
-    with_deltas = deltas and room >= 20
+    with_deltas = deltas and room >= 18
     columns = [TableColumn("", words, left=True)]
     for at, label in enumerate(labels):
         cells: list[tuple[str, Ink]] = []
@@ -327,6 +325,14 @@ def write_verdict(runs: Sequence[RunView], baseline: int, width: int) -> list[Ro
         rows += paragraph(line, width, first=[("✓ ", Ink("ok", bold=True))])
     rows += paragraph("* best of its row; memory of the fullest rank, times and bytes per step and rank", width, QUIET)
     return rows
+
+
+def agreement(runs: Sequence[RunView]) -> Row:
+    """Whether the losses agree, in two words."""
+    agrees = compare(runs)["equivalence"]["agrees"]
+    if agrees is None:
+        return [("? losses not comparable yet", Ink("note"))]
+    return [("✓ losses agree", Ink("ok"))] if agrees else [("▲ losses differ", Ink("bad", bold=True))]
 
 
 def draw_trends(runs: Sequence[RunView], width: int, height: int) -> list[Row]:
