@@ -471,4 +471,6 @@ class Ledger:
                 for value in state.values():
                     if isinstance(value, Tensor) and local_tensor(value).shape == local.shape:
                         states += local_tensor(value).numel() * value.element_size()
+        if not any(optimizer.state for optimizer in self._optimizers):
+            return 0.0 if self._step else None  # plain SGD keeps nothing
         return states / params if params else None

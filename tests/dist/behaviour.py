@@ -153,7 +153,7 @@ def a_failing_probe() -> tuple[str, list[float]]:
     sharded, optimizer, run, box = _watched(case)
     assert run.probes.ledger is not None
 
-    def broken(*_: Any) -> None:
+    def broken(owner: object, in_flight: int = 0) -> None:
         raise KeyError("no such unit")
 
     run.probes.ledger.changed = broken  # type: ignore[method-assign]
@@ -211,7 +211,7 @@ def refusals() -> list[str]:
         ("fsdp2:full_shard", {"precision": "fp8"}),
     ):
         try:
-            shard(torch.nn.Linear(2, 2), strategy, **options)  # type: ignore[arg-type]
+            shard(torch.nn.Linear(2, 2), strategy, **options)
             said.append("nothing")
         except ShardingError as error:
             said.append(str(error))

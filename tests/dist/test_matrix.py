@@ -80,7 +80,7 @@ def expected(case: Case, world: int, rank: int) -> dict[str, int]:
             local += max(0, min(each, rows - at * each)) * prod(rest)
         return {"param_shard": 4 * padded, "grad_shard": 4 * padded, "optimizer": 8 * local + 4 * len(shapes)}
     # FSDP1 concatenates a unit's parameters, each but the last padded to 16 bytes so that views stay aligned, pads that to
-    # a multiple of N, and cuts it into N equal parts. Optimizer states follow the parts of the original parameters.
+    # a multiple of its ranks (no_shard too), and cuts it into N equal parts. Optimizer states follow the parts of the original parameters.
     stored = states = tensors = 0
     for numels in _fsdp1_units(case.dims):
         starts, flat = [], 0
@@ -88,7 +88,7 @@ def expected(case: Case, world: int, rank: int) -> dict[str, int]:
             flat += -flat % 4
             starts.append(flat)
             flat += numel
-        flat += -flat % group if group > 1 else 0
+        flat += -flat % (world if group == 1 else group)
         each = flat // group
         stored += each
         begin, end = (rank % group) * each, (rank % group + 1) * each
@@ -228,6 +228,7 @@ def test_four_ranks(single_losses: dict[str, list[float]]) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("world", [2, 4])
 def test_full_matrix(world: int, single_losses: dict[str, list[float]]) -> None:
     """Every strategy in both dimensions, and every option with every strategy that takes it."""

@@ -76,7 +76,7 @@ def test_a_torch_without_a_private_name_loses_that_probe_only(ranks: list[dict[s
     """The probe says which name is missing, what cannot be known is None, and the training is the same."""
     by_api: dict[str, list[float]] = {}
     for label, probes, memory, losses in ranks[0]["names"]:
-        api, _, name = label.partition(" ")
+        api = label.partition(" ")[0]
         assert probes["memory"].startswith("not available: "), label
         assert "renamed_in_this_torch" in probes["memory"], label
         unknown = "comm_buffer" if api == "ddp" else "param_unsharded"
