@@ -38,9 +38,7 @@ async def settle(pilot: Pilot[int]) -> None:
 
 async def press(pilot: Pilot[int], *keys: str) -> None:
     """Presses keys one by one and draws."""
-    for key in keys:
-        await pilot.press(key)
-        await pilot.pause()
+    await pilot.press(*keys)
     await settle(pilot)
 
 
