@@ -244,6 +244,10 @@ class Launcher:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
 
+    def close(self) -> None:
+        """Frees the sockets; the hub has everything by then."""
+        self._context.destroy(linger=0)
+
     # While it runs
 
     def supervise(self) -> Ended:
@@ -341,7 +345,7 @@ class Launcher:
             self._enter(RUNGS[self._rung + 1], why)
 
     def _climb_in_time(self) -> None:
-        if self._rung is None:
+        if self._rung is None or self._over():
             return
         waited_s = time.monotonic() - self._rung_s
         if RUNGS[self._rung] == "agreed":
@@ -510,6 +514,7 @@ def main(argv: list[str] | None = None) -> int:
     ended = launcher.supervise()
     if trouble := launcher.hub.finish(ended):
         _log(trouble)
+    launcher.close()
     return 1 if ended.state == "failed" else 0
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_tui.runner.launch import Launcher, Rank
+from fsdp_tui.telemetry.launch import Launch as LaunchFile
 from fsdp_tui.telemetry.launch import LaunchSpec, StartError, start
 from fsdp_tui.telemetry.recording import load_state
-from fsdp_tui.telemetry.rundir import HomeError, hub_alive, list_runs, resolve
+from fsdp_tui.telemetry.rundir import HomeError, create_run, hub_alive, list_runs, resolve
 from tests.launch.conftest import TOY, Launch, gone, until
 
 PLAIN = """\
@@ -206,6 +208,19 @@ def test_ranks_that_do_not_stop_are_taken_down_rung_by_rung(
     ended = load_state(run.paths.recording).ended
     assert ended is not None
     assert (ended.state, ended.stop_rung, ended.exit_codes) == ("stopped", rung, codes)
+
+
+def test_ranks_that_take_long_to_end_have_still_agreed(places: Path) -> None:
+    """Nobody is left to be signalled: the rung stays the one that was needed."""
+    paths = create_run(1)
+    launcher = Launcher(LaunchFile(run_id=paths.id, name="a", created_ns=1, nproc=1, spec=LaunchSpec()), paths, None)
+    launcher._enter("agreed", "a viewer asked to stop")
+    launcher._rung_s -= 1_000
+    launcher.ranks[0] = Rank(pid=1, code=0)
+    launcher._climb_in_time()
+    ended = launcher._verdict()
+    launcher.close()
+    assert (ended.state, ended.stop_rung, ended.exit_codes) == ("stopped", "agreed", {"0": 0})
 
 
 def test_a_second_signal_does_not_wait_for_the_first(launch: Launch) -> None:
