@@ -126,12 +126,10 @@ def _interrupt(times: int, client: RunClient, launcher: subprocess.Popen[bytes],
     if times == 1:
         line.say("stopping all ranks at the next step they agree on (again: SIGTERM)")
         client.command("stop")
-    elif times == 2:
-        line.say("sending SIGTERM (again: SIGKILL)")
-        launcher.send_signal(signal.SIGTERM)
     else:
-        line.say("sending SIGKILL")
-        launcher.kill()
+        # Each further signal is a rung of the launcher's ladder, which records how the run ended.
+        line.say("sending SIGTERM (again: SIGKILL)" if times == 2 else "sending SIGKILL")
+        launcher.send_signal(signal.SIGTERM)
 
 
 class ProgressLine:
