@@ -96,7 +96,9 @@ def phase_legend(phases: Sequence[Phase], width: int, height: int) -> list[Row]:
         pieces: list[Row] = []
         for phase in phases:
             look = PHASE_LOOKS[phase.name]
-            value = UNKNOWN if phase.ns is None else in_unit(phase.ns, unit)
+            # Without what is told apart below, so that all the times add up to the step, as the parts of the bar do.
+            waiting = (phase.gather_ns or 0) + (phase.reduce_ns or 0)
+            value = UNKNOWN if phase.ns is None else in_unit(max(0, phase.ns - waiting), unit)
             name = look.label if wide else look.short
             pieces.append(
                 [(look.key, Ink("free-dot" if look.key == "·" else look.role, bold=True)), (f" {name} ", QUIET)]

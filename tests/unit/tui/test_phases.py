@@ -48,7 +48,7 @@ def test_more_exposed_time_than_the_phase_has_is_kept_inside_it() -> None:
 
 def test_the_legend_names_every_time_and_says_what_is_unknown() -> None:
     text = " ".join(row_text(row) for row in phase_legend(STEP, 120, 3))
-    for part in ("i input 10.0 ms", "f forward 30.0 ms", "b backward 40.0 ms", "╱ exposed all-gather 15.0 ms"):
+    for part in ("i input 10.0 ms", "f forward 20.0 ms", "b backward 30.0 ms", "╱ exposed all-gather 15.0 ms"):
         assert part in text
     assert "╲ exposed reduce 5.0 ms" in text
     unknown = [Phase("forward", None, None, None), Phase("backward", 5 * MS, None, None), Phase("rest", 5 * MS)]
