@@ -280,7 +280,7 @@ def number_columns(runs: Sequence[RunView], baseline: int, deltas: bool, width: 
             if with_deltas and at != baseline:
                 # Of one width, so that numbers stand under numbers and differences under differences.
                 known = value is not None and values[baseline] and row["metric"] != "loss"
-                text = f"{text}{mark}{fmt.change(value, values[baseline]) if known else '':>9}"
+                text = f"{text}{mark}{difference(value, values[baseline]) if known else '':>9}"
             else:
                 text += mark
             cells.append((text, Ink("ok", bold=True) if best else LABEL))
@@ -293,6 +293,11 @@ def number_columns(runs: Sequence[RunView], baseline: int, deltas: bool, width: 
             )
         )
     return columns
+
+
+def difference(value: float, base: float) -> str:
+    """As a percentage, and as a multiple where that says more: "−36.8 %", "×320"."""
+    return f"×{value / base:,.0f}" if value / base >= 10 else fmt.change(value, base)
 
 
 def write_verdict(runs: Sequence[RunView], baseline: int, width: int) -> list[Row]:
@@ -321,7 +326,8 @@ def write_verdict(runs: Sequence[RunView], baseline: int, width: int) -> list[Ro
             continue
         said = ", ".join(fmt.UNKNOWN if value is None else str(value) for value in values)
         rows += paragraph(f"{key} differs: {said}", width, first=[("! ", Ink("warn", bold=True))])
-    for line in share_lines(order):
+    # A share of another model's states would say nothing.
+    for line in share_lines([run for run in order if run.params == order[0].params]):
         rows += paragraph(line, width, first=[("✓ ", Ink("ok", bold=True))])
     rows += paragraph("* best of its row; memory of the fullest rank, times and bytes per step and rank", width, QUIET)
     return rows

@@ -301,7 +301,14 @@ class RunScreen(View):
             selected_rank=chosen if len(run.ranks) > 1 and pane.has_focus and not self.board.still else None,
         )
         now = [float("nan") if (held := total(rank.memory)) is None else float(held) for rank in ranks]
-        bars = replace(bars, columns=[Column("now", now), *bars.columns[1:]])
+        bars = replace(
+            bars,
+            columns=[
+                Column("now", now, essential=not self.at_peak),
+                replace(bars.columns[1], essential=self.at_peak),
+                *bars.columns[2:],
+            ],
+        )
         when = "at the peak of a step" if self.at_peak else "after the optimizer's step"
         title_of(pane, f"memory per rank {when} · {bars.unit.name}")
         pane.border_subtitle = peak_spread(run) if self.size.width >= WIDE else ""
