@@ -229,7 +229,7 @@ def failure(run: RunView) -> Iterator[Verdict]:
         measured=None,
         unit="",
         reason=run.ended.log_tail[-1] if run.ended.log_tail else "",
-        next="read its log (l)",
+        next="read its log (o)",
     )
 
 
