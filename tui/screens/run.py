@@ -50,7 +50,7 @@ WIDE, MEDIUM = 100, 60
 """From these widths on: two panes side by side everywhere; the charts side by side."""
 
 
-def bands_for(width: int, ranks: int, calls: int) -> list[Band]:
+def bands_for(width: int, ranks: int, calls: int, verdicts: int = 2) -> list[Band]:
     """The rows of panes for a width, the most important first."""
     bars = min(400, 5 + 4 * max(1, ranks))
     table = 3 + max(3, calls)
@@ -64,7 +64,7 @@ def bands_for(width: int, ranks: int, calls: int) -> list[Band]:
     if width >= MEDIUM:
         return [
             Band("top", 7, bars, 4),
-            Band("strip", 2, 4, 1),
+            Band("strip", max(1, min(2, verdicts)), max(1, min(4, verdicts)), 1),
             Band("charts", 7, 30, 4),
             Band("step", 4, 6, 1),
             Band("lists", 10, 10 + table, 3),
@@ -270,7 +270,7 @@ class RunScreen(View):
                 band.styles.height = room
             return
         ranks = len(self.ranks()) if run else 1
-        bands = bands_for(width, ranks, len(calls_of(run)) if run else 0)
+        bands = bands_for(width, ranks, len(calls_of(run)) if run else 0, len(run.verdicts) if run else 1)
         heights, self._below = fit_bands(bands, room)
         for name in BANDS:
             band = self.query_one(f"#{name}")
