@@ -4,6 +4,9 @@ What changes inside a step (unsharded parameters, gradients, collective buffers)
 was: O(1) work. What changes rarely (shards, optimizer states, buffers) comes from a walk over all storages when the
 structure changes. What autograd holds has no owner to ask: it is what the allocator's total grew by since the step began,
 beyond what the ledger knows.
+
+Steps repeat, so not every one is looked at: `looks` decides. While the ledger is not looking its events cost nothing, and
+what it says is of the newest step that it did look at.
 """
 
 from __future__ import annotations
@@ -29,12 +32,6 @@ WALK_AT_STEPS = frozenset({1, 2})
 """Steps after which live tensors are searched for what the ledger does not know. The heap still settles in the first."""
 
 
-SETTLING_STEPS = 2
-"""Steps whose every event is looked at: optimizer states and gradients appear in them."""
-LOOKS_PER_STEP = 5
-"""Events, the highest ones, that are looked at in every step."""
-FULL_LOOK_EVERY = 50
-"""Steps after which every event is looked at again."""
 GROWTH_TOLERANCE = 256 << 10
 """Growth of the heap in bytes that is malloc's and Python's own, and no reason to search for tensors."""
 
@@ -110,11 +107,10 @@ class Moment(NamedTuple):
 
 
 class _Reduction(NamedTuple):
-    """A unit's gradients when their reduction began, and the event at which that was seen."""
+    """A unit's gradients when their reduction began."""
 
     grad_shard: int
     grad_unsharded: int
-    event: int
 
 
 class Ledger:
@@ -146,6 +142,9 @@ class Ledger:
         self._fixed = fixed
         self._blind = blind
         self.phase = "rest"
+        self.looking = True
+        self.stepped = False
+        """Whether an optimizer has stepped since the step began."""
 
         self._static: dict[str, int] = {}
         self._structure: tuple[int, ...] = ()
@@ -154,13 +153,9 @@ class Ledger:
         self._always = range(len(self._units), len(self._holders) - 1)  # shared buffers: re-read at every event
         self._around = [self._enclosing(unit) for unit in self._units]
         self._stale = False
-        self._unread: set[int] = set()
         self._last: list[Live] = [NOTHING] * len(self._holders)
         self._totals = [0, 0, 0, 0]
         self._in_reduction: dict[int, _Reduction] = {}
-        self._near_top: frozenset[int] | None = None
-        self._events_expected = self._since_full = self._event = 0
-        self._heights: list[tuple[int, int, int]] = []
         self._highest = -1
         self._unexplained: int | None = None
         self._next_search = 0
@@ -219,32 +214,25 @@ class Ledger:
 
     def _read_all(self) -> None:
         self._stale = False
-        self._unread.clear()
         for at in range(len(self._holders)):
             self._read(at)
 
     def _read_around(self, at: int) -> None:
-        """Re-reads what the event of this unit may have changed, and the units whose events were not looked at."""
+        """Re-reads what the event of this unit may have changed."""
         if self._stale:
             self._read_all()
             return
-        self._unread.update(self._around[at] if at >= 0 else ())
-        self._unread.update(self._always)
-        for holder in self._unread:
-            if holder >= 0:
-                self._read(holder)
-        self._unread.clear()
+        for holder in self._around[at] if at >= 0 else (len(self._holders) - 1,):
+            self._read(holder)
+        for holder in self._always:
+            self._read(holder)
 
-    def _worth_a_look(self) -> bool:
-        """Counts the event; False if it was far from the highest moment when all events were last looked at."""
-        self._event += 1
-        return self._near_top is None or self._event in self._near_top
+    # Only while looking
 
     def refresh(self) -> None:
         """A phase boundary, where anything may have changed."""
-        if self._worth_a_look():
-            self._read_all()
-            self._sample(-1)
+        self._read_all()
+        self._sample(-1)
 
     def forward_begins(self) -> None:
         """As `refresh`; the next event re-reads everything too, since FSDP1 drops old gradients as its forward begins."""
@@ -253,81 +241,58 @@ class Ledger:
 
     def touch(self) -> None:
         """A moment inside autograd: the parameters that no unit manages may have new gradients."""
-        if self._worth_a_look():
-            self._unread.add(len(self._holders) - 1)
-            self._read_around(-1)
-            self._sample(-1)
+        self._read_around(-1)
+        self._sample(-1)
 
     def changed(self, owner: object, in_flight: int = 0) -> None:
-        """The unit of this owner holds other memory than before.
+        """The unit of this owner holds other memory than before, or is about to.
 
         `in_flight` are bytes of a collective buffer that were there at the highest moment of the event and are gone now.
         """
         at = self._index.get(id(owner), -1)
-        if self._worth_a_look():
-            self._read_around(at)
-            self._sample(at, (0, 0, 0, in_flight))
-        else:
-            self._unread.add(at)
+        self._read_around(at)
+        self._sample(at, (0, 0, 0, in_flight))
 
     def reducing(self, owner: object) -> None:
         """The unit's unsharded gradients are complete."""
         at = self._index.get(id(owner), -1)
-        if at >= 0 and self._worth_a_look():
-            self._read_around(at)
-            self._sample(at)
-            _, shard, unsharded, _ = self._last[at]
-            self._in_reduction[at] = _Reduction(shard, unsharded, self._event)
-        else:
-            self._unread.add(at)
+        if at < 0:
+            return
+        self._read_around(at)
+        self._sample(at)
+        _, shard, unsharded, _ = self._last[at]
+        self._in_reduction[at] = _Reduction(shard, unsharded)
 
     def reduced(self, owner: object) -> None:
         """The unit's gradients are reduced. While their copy was scattered, they and the collective's input were both there."""
         at = self._index.get(id(owner), -1)
         before = self._in_reduction.pop(at, None)
-        if not self._worth_a_look() or before is None:
-            self._unread.add(at)
+        if before is None:
             return
         self._read_around(at)
         now = self._last[at]
         extra = NOTHING
         if now[GRAD_UNSHARDED] < before.grad_unsharded:
             extra = (0, before.grad_shard - now[GRAD_SHARD], before.grad_unsharded - now[GRAD_UNSHARDED], 0)
-        self._sample(at, extra, needs=before.event)
+        self._sample(at, extra)
 
     # The highest moment
 
-    def start_step(self) -> None:
+    def start_step(self, *, look: bool = True) -> None:
         """Begins the next step: what is there now is what the step's own memory is measured from."""
-        self._choose_events()
+        self.looking = look
+        self.stepped = False
+        self._in_reduction.clear()
+        if not look:
+            return
         self._read_all()
         self._allocator.reset_peak()
         self._base = self._allocator.allocated()
         self._known_base = sum(self._totals)
         self._saved_for_backward: int | None = None
         self._highest = -1
-        self._event = 0
-        self._heights = []
-        self._in_reduction.clear()
         self.top: Moment | None = None
-        self.end = None
         self._sample(-1)
-
-    def _choose_events(self) -> None:
-        """Decides at which events the next step is looked at.
-
-        Asking glibc for its total takes some 20 us in a training whose caches are full of other things, and there are a dozen
-        events per unit. Steps repeat, so between full looks only the few highest moments of the last one count. A step
-        with another number of events than the last full one is followed by a full one.
-        """
-        if self._near_top is None and self._step > SETTLING_STEPS:
-            highest = sorted(self._heights, reverse=True)[:LOOKS_PER_STEP]
-            near = {event for _, seen, needs in highest for event in (seen, needs)}
-            self._near_top, self._events_expected, self._since_full = frozenset(near), self._event, 0
-        elif self._near_top is not None:
-            self._since_full += 1
-            if self._event != self._events_expected or self._since_full >= FULL_LOOK_EVERY:
-                self._near_top = None
 
     def _own(self) -> int | None:
         """Bytes this step has taken that no holder knows: what autograd saved, and temporaries."""
@@ -336,12 +301,10 @@ class Ledger:
             return None
         return max(0, taken - self._base - (sum(self._totals) - self._known_base))
 
-    def _sample(self, unit: int, extra: Live = NOTHING, needs: int = 0) -> None:
-        """Compares this moment with the highest so far; `needs` is the event without which it could not be known."""
+    def _sample(self, unit: int, extra: Live = NOTHING) -> None:
+        """Compares this moment with the highest so far."""
         own = self._own()
         height = sum(self._totals) + sum(extra) + (own or 0)
-        if self._near_top is None:
-            self._heights.append((height, self._event, needs))
         if height <= self._highest:
             return
         self._highest = height
@@ -362,7 +325,6 @@ class Ledger:
 
     def backward_begins(self) -> None:
         """Everything the step has taken by now is what autograd saved for backward."""
-        self._event += 1
         self._read_all()
         self._sample(-1)
         own = self._own()
@@ -373,12 +335,15 @@ class Ledger:
 
     def optimizer_returned(self) -> None:
         """Takes the memory of the step: when optimizer.step() returned, before any zero_grad."""
-        self._step += 1
+        self._step += not self.stepped
+        self.stepped = True
+        changed = self._structure_now() != self._structure
+        if not (self.looking or changed):
+            return
         self._read_all()
-        tally = None
-        if self._structure_now() != self._structure:
-            tally = self._walk_static()
-        self._sample(-1)
+        tally = self._walk_static() if changed else None
+        if self.looking:
+            self._sample(-1)
         self.end = self._memory_now(tally)
 
     def _memory_now(self, tally: Tally | None) -> list[int | None]:

@@ -37,6 +37,11 @@ class Probes:
         self.after_forward: Callable[[], None] | None = None
         self._backward_depth = 0
 
+    @property
+    def _looking(self) -> Ledger | None:
+        """The ledger, in a step that it looks at."""
+        return self.ledger if self.ledger is not None and self.ledger.looking else None
+
     # The guard
 
     def _guarded(self, probe: str, work: Callable[[], None]) -> None:
@@ -65,7 +70,7 @@ class Probes:
             self.collectives.end()
 
     def changed(self, owner: object) -> None:
-        if (ledger := self.ledger) is not None:
+        if (ledger := self._looking) is not None:
             self._guarded("memory", lambda: ledger.changed(owner))
 
     def waiting(self, owner: object) -> None:
@@ -77,15 +82,15 @@ class Probes:
             self._guarded("collectives", lambda: collectives.waited(owner))
 
     def unsharded(self, owner: object, buffer_bytes: int) -> None:
-        if (ledger := self.ledger) is not None:
+        if (ledger := self._looking) is not None:
             self._guarded("memory", lambda: ledger.changed(owner, buffer_bytes))
 
     def reducing(self, owner: object) -> None:
-        if (ledger := self.ledger) is not None:
+        if (ledger := self._looking) is not None:
             self._guarded("memory", lambda: ledger.reducing(owner))
 
     def reduced(self, owner: object) -> None:
-        if (ledger := self.ledger) is not None:
+        if (ledger := self._looking) is not None:
             self._guarded("memory", lambda: ledger.reduced(owner))
 
     def collective(self, kind: int, nbytes: int, group: Any, asynchronous: bool, call: Callable[[], Any]) -> Any:
@@ -119,7 +124,7 @@ class Probes:
             self._enter(FORWARD, comm.FORWARD)
 
         self._guarded("phases", work)
-        if (ledger := self.ledger) is not None:
+        if (ledger := self._looking) is not None:
             self._guarded("memory", ledger.forward_begins)
 
     def forward_ends(self) -> None:
@@ -134,7 +139,7 @@ class Probes:
         if self._backward_depth > 1:
             return
         self._guarded("phases", lambda: self._enter(BACKWARD, comm.BACKWARD))
-        if (ledger := self.ledger) is not None:
+        if (ledger := self._looking) is not None:
 
             def work() -> None:
                 ledger.backward_begins()
@@ -151,7 +156,7 @@ class Probes:
 
     def _look_near_loss(self, loss: Tensor) -> None:
         def look(*_: Any) -> None:
-            if self.on and (ledger := self.ledger) is not None:
+            if self.on and (ledger := self._looking) is not None:
                 self._guarded("memory", ledger.touch)
 
         node = loss.grad_fn
@@ -171,7 +176,7 @@ class Probes:
             self._guarded("memory", ledger.optimizer_returned)
 
     def _refresh(self) -> None:
-        if (ledger := self.ledger) is not None:
+        if (ledger := self._looking) is not None:
             self._guarded("memory", ledger.refresh)
 
     def said(self, probe: str, checked: str = OK) -> str:

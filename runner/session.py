@@ -32,6 +32,7 @@ from fsdp_tui.runner.clocks import Clock, clock_for
 from fsdp_tui.runner.collectives import Collectives, StepCalls
 from fsdp_tui.runner.interpose import OK, Interposer, not_available
 from fsdp_tui.runner.ledger import Ledger
+from fsdp_tui.runner.looks import Looks
 from fsdp_tui.runner.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, Phases, StepTimes
 from fsdp_tui.runner.probes import Probes
 from fsdp_tui.telemetry.messages import CATEGORIES, Comm, Gauge, Goodbye, Hello, Message, Step, Structure
@@ -147,6 +148,9 @@ class _Loss:
 
 _current: WatchedRun | None = None
 
+NOT_KNOWN: list[int | None] = [None] * (len(CATEGORIES) + 1)
+"""A memory column of which nothing is known."""
+
 
 class WatchedRun(Run):
     """A training loop whose every step is measured and sent."""
@@ -179,6 +183,10 @@ class WatchedRun(Run):
         self._checks: dict[str, str] = {}
         self.probes = self._make_probes()
         self._readings = devices.Devices(self._device)
+        self._looks = Looks(max_steps)
+        self._began = time.perf_counter_ns()
+        self._peak: tuple[list[int | None], str, int] = (list(NOT_KNOWN), "", -1)
+        self._looked_step = 0
 
     # Making
 
@@ -327,13 +335,15 @@ class WatchedRun(Run):
     def _finish_step(self, loss: Tensor | float | None, tokens: int | None, began: int) -> None:
         probes = self.probes
         times = probes.phases.finish_step()
-        memory: list[int | None] = [None] * (len(CATEGORIES) + 1)
-        peak, peak_phase, peak_unit = list(memory), "", -1
+        memory = peak = list(NOT_KNOWN)
+        peak_phase, peak_unit = "", -1
         if (ledger := probes.ledger) is not None:
-            if ledger.end is None:  # no optimizer of ours stepped
+            if not ledger.stepped:  # no optimizer of ours did
                 ledger.optimizer_returned()
             memory = ledger.end or memory
-            peak, peak_phase, peak_unit = ledger.peak()
+            if ledger.looking:
+                self._peak, self._looked_step = ledger.peak(), self.steps
+            peak, peak_phase, peak_unit = self._peak
         calls = None
         if probes.collectives is not None:
             if self._wrapped.ddp is not None and self._wrapped.check == OK:
@@ -363,11 +373,15 @@ class WatchedRun(Run):
             peak_unit=peak_unit,
             dropped=0,
             overhead_ns=overhead + time.perf_counter_ns() - began,
+            looked_step=self._looked_step,
         )
         self._pending.append(_Pending(step, times, calls, held))
         self._send_ready(all_of_them=False)
         if ledger is not None:
-            ledger.start_step()
+            ended = time.perf_counter_ns()
+            self._looks.took(self.steps, ended - self._began, overhead + ended - began)
+            self._began = ended
+            ledger.start_step(look=self._looks.at(self.steps + 1))
 
     def _send_ready(self, *, all_of_them: bool) -> None:
         while self._pending:
@@ -418,7 +432,14 @@ class WatchedRun(Run):
     def _on_pause(self, paused: bool) -> None:
         self._sender.paused = paused
         if not paused:
-            self.probes.phases.restart_step()
+            self.restart_step()
+
+    def restart_step(self) -> None:
+        """Begins the step now: what happened since the last one ended was no training."""
+        self.probes.phases.restart_step()
+        self._began = time.perf_counter_ns()
+        if (ledger := self.probes.ledger) is not None:
+            ledger.start_step(look=self._looks.at(self.steps + 1))
 
     def _gauges(self) -> Gauge:
         values, missing = self._readings.read()
@@ -492,9 +513,7 @@ def unwatched() -> Iterator[None]:
         yield
     finally:
         run.probes.on = True
-        run.probes.phases.restart_step()
-        if run.probes.ledger is not None:
-            run.probes.ledger.start_step()
+        run.restart_step()
 
 
 def _complain(text: str) -> None:

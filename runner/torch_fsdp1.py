@@ -166,8 +166,13 @@ def _freeing(
     observer: Observer, original: Callable[..., Any], *, low_precision_only: bool = False
 ) -> Callable[..., Any]:
     def freeing(handle: Any, *args: Any, **kwargs: Any) -> Any:
+        told = observer.on and (not low_precision_only or hasattr(handle.flat_param, "_mp_shard"))
+        if told:
+            observer.changed(
+                handle
+            )  # what the unit computed and its parameters are both there: the highest moment is here
         result = original(handle, *args, **kwargs)
-        if observer.on and (not low_precision_only or hasattr(handle.flat_param, "_mp_shard")):
+        if told:
             observer.changed(handle)
         return result
 

@@ -235,9 +235,11 @@ def _wait_for_unshard(observer: Observer, original: Callable[..., Any]) -> Calla
 
 def _reshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
     def reshard(group: Any) -> Any:
+        if not observer.on:
+            return original(group)
+        observer.changed(group)  # what the unit computed and its parameters are both there: the highest moment is here
         result = original(group)
-        if observer.on:
-            observer.changed(group)
+        observer.changed(group)
         return result
 
     return reshard

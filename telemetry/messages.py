@@ -155,6 +155,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
     """Messages this rank has dropped so far."""
     overhead_ns: Count
     """Time the probes took on the training thread in this step."""
+    looked_step: Count = 0
+    """The step that `memory` and `peak` are of: the newest one whose every event was looked at."""
 
 
 class Comm(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):

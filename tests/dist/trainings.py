@@ -173,7 +173,7 @@ class checked_events:  # reads as a function
             return
         original = ledger._sample
 
-        def sample(unit: int, extra: tuple[int, int, int, int] = (0, 0, 0, 0), needs: int = 0) -> None:
+        def sample(unit: int, extra: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
             walked = ledger.walk().bytes
             counted = dict(
                 zip(("param_unsharded", "grad_shard", "grad_unsharded", "comm_buffer"), ledger.live, strict=True)
@@ -187,7 +187,7 @@ class checked_events:  # reads as a function
                         f"{ledger.phase} unit {unit}: {name} {nbytes} counted, {walked.get(name, 0)} there"
                     )
             result.walked += 1
-            original(unit, extra, needs)
+            original(unit, extra)
 
         ledger._sample = sample  # type: ignore[method-assign]
 
