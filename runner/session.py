@@ -442,8 +442,8 @@ class WatchedRun(Run):
             ledger.start_step(look=self._looks.at(self.steps + 1))
 
     def _gauges(self) -> Gauge:
-        values, missing = self._readings.read()
-        return Gauge(rank=self._rank, taken_ns=time.time_ns(), values=values, missing=missing)
+        read = self._readings.read()
+        return Gauge(self._rank, time.time_ns(), read.values, read.missing, read.throttle, read.others)
 
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
         probes = self.probes

@@ -184,10 +184,14 @@ class Gauge(msgspec.Struct, frozen=True, array_like=True, tag="g", gc=False):
     rank: Rank
     taken_ns: Count
     values: dict[str, int | float | None]
-    """rss_bytes; CUDA: allocated_bytes, reserved_bytes, retries, ooms; NVML: nvml_total_bytes, nvml_used_bytes,
-    nvml_others_bytes, utilization_percent, power_mw, power_limit_mw, temperature_c, throttle_reasons."""
+    """`rss_bytes`; on CUDA also what torch's allocator and NVML say of the device (`runner.devices` has the names). A reading
+    that should be there and is not is None, and its reason is in `missing`."""
     missing: dict[str, str] = {}
     """Reading -> why it is not available."""
+    throttle: list[Text] | None = None
+    """Why the GPU does not run at its full clock, in words; empty: it does; None: not known."""
+    others: list[tuple[Count, Count | None]] | None = None
+    """Other processes on the device, as NVML names them: pid and bytes. None: not known."""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="b", gc=False):

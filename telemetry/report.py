@@ -128,6 +128,10 @@ def _rank(rank: RankView) -> dict[str, Any]:
         "dropped": rank.dropped,
         "gauges": dict(rank.gauges),
         "missing": dict(rank.missing),
+        "throttle": None if rank.throttle is None else list(rank.throttle),
+        "other_processes": None
+        if rank.other_processes is None
+        else [{"pid": pid, "bytes": nbytes} for pid, nbytes in rank.other_processes],
     }
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fsdp_tui.telemetry import verdicts
 from fsdp_tui.telemetry.messages import (
+    CATEGORIES,
     COLLECTIVES,
     COMM_PHASES,
     PHASES,
@@ -40,6 +41,7 @@ from fsdp_tui.telemetry.view import (
     BucketView,
     Collective,
     CollectiveStats,
+    Column,
     CommTotals,
     RankView,
     RunView,
@@ -56,6 +58,8 @@ COMM_CELLS = 8_000_000
 PATIENCE = 16
 """Steps that a rank's collectives may lag behind the others' before the step is closed without them."""
 MAX_EVENTS = 2_000
+DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"}
+"""Memory category -> the reading of a `Gauge` that it is."""
 
 
 class CommStep(msgspec.Struct):
@@ -201,7 +205,7 @@ class RunState(msgspec.Struct):
         rank = self._rank(hello.rank)
         if rank.hello is not None and rank.hello.incarnation != hello.incarnation:
             rank.dropped_before += _dropped(rank)
-            rank.goodbye = rank.beat = None
+            rank.goodbye = rank.beat = rank.gauge = None
         rank.hello = hello
         self.said_world_size = hello.world_size
 
@@ -361,8 +365,8 @@ class RunState(msgspec.Struct):
             rank=rank,
             hello=state.hello,
             steps=last.step if last else 0,
-            memory=tuple(last.memory) if last else (),
-            peak=tuple(last.peak) if last else (),
+            memory=_with_device(last.memory, state.gauge) if last else (),
+            peak=_with_device(last.peak, state.gauge) if last else (),
             peak_phase=last.peak_phase if last else "",
             peak_unit=units[last.peak_unit].name if last and 0 <= last.peak_unit < len(units) else "",
             highest_bytes=state.highest,
@@ -376,6 +380,8 @@ class RunState(msgspec.Struct):
             gauges=state.gauge.values if state.gauge else {},
             missing=state.gauge.missing if state.gauge else {},
             goodbye=state.goodbye.reason if state.goodbye else "",
+            throttle=None if state.gauge is None or state.gauge.throttle is None else tuple(state.gauge.throttle),
+            other_processes=None if state.gauge is None or state.gauge.others is None else tuple(state.gauge.others),
         )
 
     def _series(self) -> Series:
@@ -393,6 +399,20 @@ class RunState(msgspec.Struct):
 def _dropped(rank: RankState) -> int:
     beat = rank.beat.dropped if rank.beat else 0
     return max(beat, rank.last.dropped if rank.last else 0)
+
+
+def _with_device(memory: Sequence[int | None], gauge: Gauge | None) -> Column:
+    """The column of a step with what NVML says of the device, which the rank reads once a second beside its steps.
+
+    What the rank has measured itself stays (a CPU's `non_torch` is its heap).
+    """
+    column = list(memory)
+    for name, reading in DEVICE_READINGS.items():
+        value = gauge.values.get(reading) if gauge is not None else None
+        at = CATEGORIES.index(name)
+        if value is not None and at < len(column) and column[at] is None:
+            column[at] = int(value)
+    return tuple(column)
 
 
 def _median_known(values: Sequence[int | None]) -> int | None:

@@ -104,7 +104,8 @@ class RankView:
     hello: Hello | None
     steps: int
     memory: Column
-    """When the last optimizer.step() returned; empty before the first step."""
+    """When the last optimizer.step() returned; empty before the first step. NVML's part of it, `non_torch` and `others`, is
+    read once a second, here as in `peak`: they are of the newest reading."""
     peak: Column
     """Highest moment inside the last full step; empty before the first step."""
     peak_phase: str
@@ -126,6 +127,10 @@ class RankView:
     missing: Mapping[str, str]
     goodbye: str
     """"finished", "stopped", "error", or "" while it has not said one."""
+    throttle: tuple[str, ...] | None = None
+    """Why the GPU does not run at its full clock, in words; empty: it does; None: not known."""
+    other_processes: tuple[tuple[int, int | None], ...] | None = None
+    """Others on the same device: pid and bytes; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
-from fsdp_tui.telemetry.messages import Beat, Ended, Goodbye, Message, Unit, decode, encode
+from fsdp_tui.telemetry.messages import Beat, Ended, Gauge, Goodbye, Message, Unit, decode, encode
 from fsdp_tui.telemetry.state import COMM_WINDOW, RunState
-from fsdp_tui.telemetry.view import adds_up, model_states, total
+from fsdp_tui.telemetry.view import adds_up, as_dict, model_states, total
 
 from .messages_for_tests import column, comm, hello, launched, step, structure
 
@@ -222,3 +223,38 @@ def test_units_show_the_largest_shard() -> None:
     state.apply(structure(0, units=(Unit("<root>", 3, 8, 16),)))
     state.apply(structure(1, units=(Unit("<root>", 3, 4, 16),)))
     assert state.view().units[0].shard_bytes == 8
+
+
+def test_a_gpu_s_memory_is_the_step_s_and_the_newest_reading_s() -> None:
+    """Allocated 1,200 + cache 300 + non_torch 100 + others 50: what NVML says is used. Unknown stays unknown."""
+    state = running(2)
+    cuda = column(param_shard=300, grad_shard=300, optimizer=600, cache=300, non_torch=None)
+    for number in (3, 4):
+        state.apply(step(0, number, memory=cuda))
+    assert as_dict(state.view().ranks[0].memory)["non_torch"] is None
+    state.apply(Gauge(0, 1, {"non_torch_bytes": 90, "nvml_others_bytes": None}, {"nvml_others_bytes": "why"}))
+    state.apply(Gauge(0, 2, {"non_torch_bytes": 100, "nvml_others_bytes": 50}, {}, ["power cap"], [(7, 50)]))
+    rank = state.view().ranks[0]
+    memory = as_dict(rank.memory)
+    assert [memory[name] for name in ("total", "cache", "non_torch", "others")] == [1_200, 300, 100, 50]
+    assert as_dict(rank.peak)["others"] == 50
+    assert (rank.throttle, rank.other_processes) == (("power cap",), ((7, 50),))
+    state.apply(Gauge(0, 3, {"non_torch_bytes": None, "nvml_others_bytes": None}, {"non_torch_bytes": "GPU is lost"}))
+    assert as_dict(state.view().ranks[0].memory)["others"] is None
+    assert state.view().ranks[0].throttle is None
+
+
+def test_what_a_rank_measured_itself_stays() -> None:
+    """A CPU's non_torch is its heap; and a rank that started again has no readings yet."""
+    state = running(2)
+    state.apply(step(0, 3, memory=column(param_shard=300, non_torch=7)))
+    state.apply(Gauge(0, 1, {"non_torch_bytes": 100}))
+    assert as_dict(state.view().ranks[0].memory)["non_torch"] == 7
+    state.apply(hello(0, incarnation=2))
+    assert state.view().ranks[0].gauges == {}
+
+
+def test_an_older_gauge_is_read() -> None:
+    """The recording of an earlier version has no throttle reasons."""
+    old = msgspec.msgpack.encode(["g", 0, 1, {"rss_bytes": 5}, {}])
+    assert decode(old) == Gauge(0, 1, {"rss_bytes": 5})
