@@ -27,6 +27,7 @@ class Unit(NamedTuple):
 
 BYTES = (Unit("B", 1), Unit("KiB", 2**10), Unit("MiB", 2**20), Unit("GiB", 2**30), Unit("TiB", 2**40))
 NANOSECONDS = (Unit("ns", 1), Unit("us", 1e3), Unit("ms", 1e6), Unit("s", 1e9))
+MILLIWATTS = (Unit("mW", 1), Unit("W", 1e3), Unit("kW", 1e6))
 ONES = (Unit("", 1), Unit("k", 1e3), Unit("M", 1e6), Unit("G", 1e9), Unit("T", 1e12))
 
 
@@ -161,6 +162,19 @@ def fit(text: str, width: int) -> str:
     if len(text) <= width:
         return text.ljust(width)
     return text[: width - 1] + "…" if width > 0 else ""
+
+
+def reading(name: str, value: Value) -> str:
+    """A device's reading in the unit that its name ends in, as a person says it: "80.0 GiB", "312 W", "87 %", "61 °C"."""
+    if name.endswith("_bytes"):
+        return size(value)
+    if name.endswith("_mw"):
+        return _with_unit(value, MILLIWATTS, False)
+    if name.endswith("_percent"):
+        return percent(None if value is None else value / 100, decimals=0)
+    if name.endswith("_c"):
+        return UNKNOWN if value is None else f"{value} °C"
+    return ""
 
 
 def _with_unit(value: Value, units: Sequence[Unit], signed: bool) -> str:

@@ -87,13 +87,32 @@ def write_rank(rank: RankView, width: int) -> list[Row]:
         words = "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in zip(PHASES, rank.phases_ns, strict=False))
         rows += paragraph(f"median step: {words}", width, LABEL)
     if rank.gauges or rank.missing:
-        rows += [crop([], width), crop([("gauges", STRONG)], width)]
+        rows += [crop([], width), crop([("gauges", STRONG)], width), *_gauges(rank, width)]
+    return rows
+
+
+def _gauges(rank: RankView, width: int) -> list[Row]:
+    rows: list[Row] = []
     for name, value in rank.gauges.items():
+        if value is None and name in rank.missing:
+            continue
+        words = fmt.reading(name, value)
+        if name == "throttle_reasons" and rank.throttle is not None:
+            words = ", ".join(rank.throttle) or "none"
         text = fmt.UNKNOWN if value is None else f"{value:,}"
-        human = f"  {fmt.size(value)}" if name.endswith("_bytes") and value is not None else ""
-        rows.append(crop([(f"{name:<24}", QUIET), (f"{text:>18}", LABEL), (human, QUIET)], width))
+        rows.append(crop([(f"{name:<24}", QUIET), (f"{text:>18}", LABEL), (f"  {words}", QUIET)], width))
+    if rank.other_processes:
+        named = ", ".join(f"{pid} ({fmt.size(nbytes)})" for pid, nbytes in rank.other_processes)
+        rows += paragraph(named, width, LABEL, first=[(f"{'other processes':<24}", QUIET)])
+    reasons: dict[str, list[str]] = {}
     for name, why in rank.missing.items():
-        rows += paragraph(why, width, QUIET, first=[(f"{name:<24}", QUIET), ("not available: ", Ink("note"))])
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():  # without NVML all its readings have one
+        words = ", ".join(names)
+        if len(names) > 1:
+            rows += paragraph(words, width, QUIET)
+            words = ""
+        rows += paragraph(why, width, QUIET, first=[(f"{words:<24}", QUIET), ("not available: ", Ink("note"))])
     return rows
 
 

@@ -101,3 +101,20 @@ def test_fit_says_that_it_cut() -> None:
     assert words.fit("abc", 5) == "abc  "
     assert words.fit("abcdef", 4) == "abc…"
     assert words.fit("abc", 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("nvml_used_bytes", 3 * 2**30, "3.00 GiB"),
+        ("power_mw", 312_400, "312 W"),
+        ("utilization_percent", 87, "87 %"),
+        ("temperature_c", 61, "61 °C"),
+        ("retries", 3, ""),
+        ("power_mw", None, words.UNKNOWN),
+        ("temperature_c", None, words.UNKNOWN),
+        ("utilization_percent", None, words.UNKNOWN),
+    ],
+)
+def test_a_reading_has_the_unit_of_its_name(name: str, value: float | None, text: str) -> None:
+    assert words.reading(name, value) == text
