@@ -103,6 +103,8 @@ class Dashboard(App[int]):
         entries: Sequence[RunEntry] = (),
     ) -> None:
         super().__init__()
+        # A pane that slides into place is late, and costs bytes over ssh.
+        self.animation_level = "none"
         self.services = services or real_services()
         self.entries = list(entries)
         self.sizes: dict[str, int] = {}
@@ -145,11 +147,11 @@ class Dashboard(App[int]):
         screens = self.screen_stack
         if not screens:  # it is being left
             return
-        began_s = time.perf_counter()
+        began_s = self.services.stopwatch_s()
         for screen in screens:
             if isinstance(screen, View) and screen.ready:
                 screen.on_tick()
-        if self.pace.drew(time.perf_counter() - began_s):
+        if self.pace.drew(self.services.stopwatch_s() - began_s):
             self._set_rate()
         if isinstance(screens[0], RunsScreen) and time.monotonic() - self._listed_s > LIST_EVERY_S:
             self.list_runs()

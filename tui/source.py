@@ -63,6 +63,9 @@ class Services:
     """Raises RunError with one line when it did not start."""
     machine: Callable[[], Machine]
     now_ns: Callable[[], int]
+    """Wall clock."""
+    stopwatch_s: Callable[[], float] = time.perf_counter
+    """How long frames take."""
 
 
 def real_services() -> Services:

@@ -27,13 +27,13 @@ async def until(pilot: Pilot[int], condition: Callable[[], bool], why: str = "")
     raise AssertionError(f"still not: {why or condition}")
 
 
-async def settle(pilot: Pilot[int]) -> None:
-    """Draws the newest picture in its final places."""
+async def settle(pilot: Pilot[int], delay: float | None = 0) -> None:
+    """Draws the newest picture in its final places. Without a delay it waits until the app has nothing left to do."""
     app = pilot.app
     assert isinstance(app, Dashboard)
     for _ in range(2):
         app.tick()
-        await pilot.pause()
+        await pilot.pause(delay)
 
 
 async def press(pilot: Pilot[int], *keys: str) -> None:
@@ -61,7 +61,7 @@ async def dashboard(
     async with app.run_test(size=size) as pilot:
         if open_on is not None:
             await until(pilot, lambda: app.snapshot is not None or bool(app.feed and app.feed.error), "the run is open")
-        await settle(pilot)
+        await settle(pilot, None)
         yield app, pilot
 
 

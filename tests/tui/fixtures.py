@@ -362,4 +362,5 @@ class World:
             start=start,
             machine=lambda: self.machine,
             now_ns=lambda: self.now_ns,
+            stopwatch_s=lambda: 0.0,
         )

@@ -34,7 +34,7 @@ async def test_what_the_comparison_shows(size: tuple[int, int]) -> None:
         screen = app.screen
         assert isinstance(screen, CompareScreen)
         await until(pilot, lambda: len(screen.runs()) == 3)
-        await settle(pilot)
+        await settle(pilot, None)
         text = app.text()
         for recipe in RECIPES:
             assert f"{recipe.states() / MIB:.1f}" in text

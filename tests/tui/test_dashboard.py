@@ -107,10 +107,15 @@ async def test_no_screen_raises_on_strange_data(make: Callable[[Recipe], RunStat
     world.entries.append(about)
     world.sources[about.id] = FixtureSource(about, make(recipe))
     async with dashboard(world, open_on=about) as (app, pilot):
-        for pane in app.screen.query(".pane"):
+        screen = app.screen
+        for pane in screen.query(".pane"):
             if pane.display and pane.focusable:
                 pane.focus()
-                await pilot.press("enter", "escape")
+                await app.run_action("screen.open")
+                await settle(pilot)
+                if app.screen is not screen:
+                    app.pop_screen()
+                    await settle(pilot)
         await press(pilot, "m", "l", "s")
         await pilot.resize_terminal(24, 6)
         await settle(pilot)

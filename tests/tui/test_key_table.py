@@ -92,7 +92,7 @@ async def test_palette_does_what_the_key_does() -> None:
     """Found by a word of its help."""
     async with opened() as (app, pilot, _):
         await press(pilot, "ctrl+p")
-        await pilot.press(*"logarithmic")
+        await pilot.press(*"logar")
         options = app.screen.query_one(OptionList)
         await until(pilot, lambda: options.option_count > 0)
         await pilot.press("enter")

@@ -77,6 +77,7 @@ async def test_what_the_form_shows() -> None:
     for size in ((120, 40), (80, 24)):
         async with dashboard(World(), size=size) as (app, pilot):
             await press(pilot, "4")
+            await settle(pilot, None)
             text = app.text()
             assert "fsdp-tui demo" in text
             assert "✓ ready" in text

@@ -168,6 +168,7 @@ async def test_rank_in_full() -> None:
     recipe = Recipe()
     async with opened(recipe, size=(120, 50)) as (app, pilot, _):
         await press(pilot, "down", "enter")
+        await settle(pilot, None)
         text = app.text()
         assert "rank 1" in text
         assert f"{recipe.states() // 4:,}" in text
