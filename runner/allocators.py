@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
@@ -66,26 +67,42 @@ class HeapAllocator:
         return None
 
 
-class CudaAllocator:
-    """The caching allocator. Its statistics cost tens of microseconds: for the ends of steps, not for every event."""
+class Statistics(Protocol):
+    """What is read from `torch.cuda`. The flat forms, such as `memory_allocated`, sort all of it for one figure."""
 
-    def __init__(self, device: torch.device) -> None:
+    def memory_stats_as_nested_dict(self, device: torch.device) -> dict[str, Any]: ...
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None: ...
+
+
+class CudaAllocator:
+    """The caching allocator, whose own high-water mark sees every moment."""
+
+    def __init__(self, device: torch.device, cuda: Statistics = torch.cuda) -> None:
         self._device = device
+        self._cuda = cuda
+        self._reserved: int | None = None
 
     def allocated(self) -> int | None:
-        return None
+        return self._read("current")
 
-    def settled(self) -> int | None:
-        return torch.cuda.memory_allocated(self._device)
+    settled = allocated
 
     def peak(self) -> int | None:
-        return torch.cuda.max_memory_allocated(self._device)
+        return self._read("peak")
 
     def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
+        self._cuda.reset_peak_memory_stats(self._device)
 
     def reserved(self) -> int | None:
-        return torch.cuda.memory_reserved(self._device)
+        return self._reserved
+
+    def _read(self, which: str) -> int | None:
+        stats = self._cuda.memory_stats_as_nested_dict(self._device)
+        if not stats:  # nothing on this device yet
+            return None
+        self._reserved = int(stats["reserved_bytes"]["all"]["current"])
+        return int(stats["allocated_bytes"]["all"][which])
 
 
 def allocator_for(device: torch.device) -> tuple[HeapAllocator | CudaAllocator, str]:

@@ -15,8 +15,8 @@ class Clock(Protocol):
 
     def ready(self, mark: Any) -> bool: ...
 
-    def between(self, begin: Any, end: Any) -> int:
-        """Nanoseconds from one mark to the other; negative if they are the other way round."""
+    def between(self, begin: Any, end: Any) -> int | None:
+        """Nanoseconds from one mark to the other; negative if they are the other way round, None if one is not known."""
 
     def release(self, marks: list[Any]) -> None:
         """Takes back marks that will not be read again."""
@@ -38,9 +38,11 @@ class HostClock:
 
 
 class CudaClock:
-    """Pooled timing events, resolved with `query`: the stream is never synchronized.
+    """Pooled timing events on the stream that is current when the mark is made, resolved with `query`: nothing ever waits.
 
-    A mark is None while the stream is being captured into a CUDA graph; what needed it is then unknown.
+    FSDP calls its collectives inside `with stream(...)`, and a synchronous one returns with that stream waiting for it (or
+    has run on it): events around the call are on the right stream. A mark is None while the stream is being captured into
+    a CUDA graph, which events must not enter; what needed it is then unknown.
     """
 
     def __init__(self) -> None:
@@ -54,12 +56,16 @@ class CudaClock:
         return event
 
     def ready(self, mark: torch.cuda.Event | None) -> bool:
-        return mark is None or bool(mark.query())  # type: ignore[no-untyped-call]
+        if mark is None:
+            return True
+        if torch.cuda.is_current_stream_capturing():  # a query would end the capture with an error
+            return False
+        return bool(mark.query())  # type: ignore[no-untyped-call]
 
-    def between(self, begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> int:
+    def between(self, begin: torch.cuda.Event | None, end: torch.cuda.Event | None) -> int | None:
         if begin is None or end is None:
-            return -1
-        return int(begin.elapsed_time(end) * 1e6)
+            return None
+        return int(begin.elapsed_time(end) * 1e6)  # milliseconds, at a resolution of half a microsecond
 
     def release(self, marks: list[torch.cuda.Event | None]) -> None:
         self._pool.extend(mark for mark in marks if mark is not None)

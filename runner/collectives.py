@@ -1,17 +1,16 @@
 """The collectives of one step in the order they were issued: unit, kind, bytes, duration, and how long compute waited.
 
 Duration is issue to completion of the call on this rank. Exposed is the part in which compute waited: all of it for a
-synchronous call on a CPU, the time inside `wait` for an asynchronous one; on CUDA what remained of an all-gather when the
-compute stream came to need it.
+synchronous call on a CPU, the time inside `wait` for an asynchronous one; on CUDA what remained of it when the compute stream
+came to need it (a gather before its unit computes, a reduction when its buffer or the gradients are wanted).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from fsdp_tui.runner.clocks import Clock
-from fsdp_tui.runner.torch_dist import ALL_GATHER, ALL_REDUCE, group_ranks
+from fsdp_tui.runner.torch_dist import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, group_ranks
 from fsdp_tui.telemetry.messages import COMM_PHASES
 
 NOT_KNOWN = -1
@@ -68,15 +67,19 @@ class StepCalls:
     def _duration(self, call: Call) -> int:
         if call.begin is None or call.end is None:
             return NOT_KNOWN
-        return max(0, self._clock.between(call.begin, call.end))
+        spent = self._clock.between(call.begin, call.end)
+        return NOT_KNOWN if spent is None else max(0, spent)
 
     def _exposed(self, call: Call, duration: int) -> int:
         if self._on_cpu:
             return call.waited_ns if call.asynchronous else duration
-        if call.needed is None or call.end is None or call.begin is None:
+        if call.unit == NO_UNIT and not call.asynchronous:
+            return duration  # nobody's stream but compute's own, such as gradient clipping's
+        if duration == NOT_KNOWN or call.needed is None:
             return NOT_KNOWN
-        # Both are measured from the call's begin, so that the difference may have either sign.
-        return max(0, duration - max(0, self._clock.between(call.begin, call.needed)))
+        # Needed before it had begun (it stood behind others on its stream) is all of it: their time is theirs.
+        before = self._clock.between(call.begin, call.needed)
+        return NOT_KNOWN if before is None else max(0, duration - max(0, before))
 
 
 class Collectives:
@@ -90,6 +93,10 @@ class Collectives:
         self._inside = False
         self._calls: list[Call] = []
         self._last_gather: dict[int, Call] = {}
+        self._wanted: dict[int, Any] = {}
+        """Unit -> when compute came to need a gather that was not issued yet."""
+        self._reductions: list[Call] = []
+        """On CUDA, those that compute has not come to need yet."""
         self._group_index: dict[int, int] = {}
         self.groups: list[list[int]] = []
         self.phase = OTHER
@@ -101,42 +108,65 @@ class Collectives:
         if self._context:
             self._context.pop()
 
-    def run(self, kind: int, nbytes: int, group: Any, asynchronous: bool, call: Callable[[], Any]) -> Any:
-        """Runs the collective and records it. What it raises is its caller's; the record stays, without an end."""
-        if self._inside:  # one function of torch.distributed calling another
-            return call()
+    def issue(self, kind: int, nbytes: int, group: Any, asynchronous: bool) -> Call | None:
+        """The record of a collective that is about to be called; None for one inside another, which counts once."""
+        if self._inside:
+            return None
         unit = self._context[-1] if self._context else NO_UNIT
         record = Call(unit, kind, self.phase, self._index(group), nbytes, self._clock.mark(), asynchronous)
         self._calls.append(record)
         if kind == ALL_GATHER:
             self._last_gather[unit] = record
+            record.needed = self._wanted.pop(unit, None)
+        elif not self._on_cpu and unit != NO_UNIT:
+            self._reductions.append(record)
         self._inside = True
-        try:
-            result = call()
-        finally:
-            self._inside = False
-        if not asynchronous:
+        return record
+
+    def left(self) -> None:
+        """The call is over, well or not: a record without an end is one that failed."""
+        self._inside = False
+
+    def returned(self, record: Call, result: Any) -> None:
+        """The call has returned, which is its end if it is synchronous."""
+        if not record.asynchronous:
             record.end = self._clock.mark()
         elif self._on_cpu and result is not None:
             result.get_future().add_done_callback(lambda _: self._complete(record))
-        return result
 
     def _complete(self, record: Call) -> None:
         record.end = self._clock.mark()  # on gloo's thread; one assignment
 
     def waiting(self, owner: object) -> None:
-        call = self._last_gather.get(self._unit_of.get(id(owner), NO_UNIT))
-        if call is not None and (call.asynchronous or not self._on_cpu):
+        """Compute comes to need the unit's all-gather, which is under way or issued before `waited`."""
+        unit = self._unit_of.get(id(owner), NO_UNIT)
+        call = self._last_gather.get(unit)
+        if call is None or call.needed is not None:
+            if not self._on_cpu:
+                self._wanted[unit] = self._clock.mark()
+        elif call.asynchronous or not self._on_cpu:
             call.needed = self._clock.mark()
 
     def waited(self, owner: object) -> None:
-        call = self._last_gather.get(self._unit_of.get(id(owner), NO_UNIT))
+        unit = self._unit_of.get(id(owner), NO_UNIT)
+        self._clock.release([self._wanted.pop(unit, None)])  # there was nothing to gather
+        call = self._last_gather.get(unit)
         if call is None or call.needed is None or not call.asynchronous:
             return
         if self._on_cpu:
-            call.waited_ns = self._clock.between(call.needed, self._clock.mark())
-        elif call.end is None:
+            call.waited_ns = self._clock.between(call.needed, self._clock.mark()) or 0
+        elif call.end is None:  # the stream goes on when it is complete: its end, or somewhat later
             call.end = self._clock.mark()
+
+    def reductions_needed(self, scatters_but: int | None = None) -> None:
+        """Compute comes to wait for the reductions under way: all, or all reduce-scatters but the newest few."""
+        waiting = self._reductions
+        if scatters_but is not None:
+            scatters = [call for call in waiting if call.kind == REDUCE_SCATTER]
+            waiting = scatters[: max(0, len(scatters) - scatters_but)]
+        for call in waiting:
+            call.needed = self._clock.mark()
+        self._reductions = [call for call in self._reductions if call not in waiting]
 
     def buckets_reduced(self, sizes: list[int]) -> None:
         """DDP: one all-reduce per bucket took place; when is not known."""
@@ -149,6 +179,7 @@ class Collectives:
         """Ends the step: its calls, and a clean page."""
         taken, self._calls = self._calls, []
         self._last_gather.clear()
+        self._reductions = []
         return StepCalls(self._clock, taken, self._on_cpu)
 
     def _index(self, group: Any) -> int:

@@ -43,9 +43,12 @@ class Observer(Protocol):
         """The unit holds other memory than before."""
 
     def waiting(self, owner: object) -> None:
-        """Compute begins to wait for the unit's all-gather."""
+        """Compute begins to wait for the unit's all-gather, which is under way or issued before `waited`."""
 
     def waited(self, owner: object) -> None: ...
+
+    def reductions_needed(self, scatters_but: int | None = None) -> None:
+        """Compute begins to wait for the reductions under way: all, or all reduce-scatters but the newest few."""
 
     def unsharded(self, owner: object, buffer_bytes: int) -> None:
         """The unit's parameters were copied out of an all-gather buffer, which is released unless someone holds it."""
@@ -63,18 +66,22 @@ class Interposer:
     """The wrappers that are in place, so that they can all be taken off."""
 
     def __init__(self) -> None:
-        self._placed: list[tuple[Any, str, Any, Any]] = []
+        self._placed: list[tuple[Any, str, Any, Any, bool]] = []
 
     def wrap(self, owner: Any, name: str, wrapper_of: Callable[[Any], Any]) -> None:
         """Replaces `owner.name` by what `wrapper_of` makes of it."""
-        original = getattr(owner, name)
+        original, own = getattr(owner, name), name in vars(owner)
         wrapper = functools.wraps(original)(wrapper_of(original))
         setattr(owner, name, wrapper)
-        self._placed.append((owner, name, original, wrapper))
+        self._placed.append((owner, name, original, wrapper, own))
 
     def remove(self) -> None:
         """Takes every wrapper off. One that somebody else has wrapped since stays, and only passes through."""
-        for owner, name, original, wrapper in reversed(self._placed):
-            if getattr(owner, name) is wrapper:
+        for owner, name, original, wrapper, own in reversed(self._placed):
+            if getattr(owner, name) is not wrapper:
+                continue
+            if own:
                 setattr(owner, name, original)
+            else:  # inherited, as it is again now
+                delattr(owner, name)
         self._placed.clear()

@@ -71,7 +71,7 @@ class Allocator(Protocol):
     def reset_peak(self) -> None: ...
 
     def reserved(self) -> int | None:
-        """Bytes the allocator took from the device; None on a CPU."""
+        """Bytes the allocator had taken from the device when another figure was last asked for; None on a CPU."""
 
 
 class PlainParams:
@@ -170,16 +170,34 @@ class Ledger:
     def walk(self) -> Tally:
         """Visits every tensor that training holds, each storage once: the full state, independent of all counters."""
         tally = Tally(self._device_type)
+        for _, tensors in self.tensors():
+            tally.add_all(tensors)
+        return tally
+
+    def tensors(self) -> Iterator[tuple[str, Iterator[tuple[str, Tensor | None]]]]:
+        """Every holder's name ("" when it is no unit) with its tensors and their categories; the first claim counts."""
         for holder in self._holders:
-            tally.add_all(holder.tensors())
-        for buffer in self._model.buffers():
-            tally.add("buffer", buffer)
+            yield getattr(holder, "name", ""), holder.tensors()
+        yield "", (("buffer", buffer) for buffer in self._model.buffers())
+        yield "", self._optimizer_tensors()
+
+    def tensors_around(self, owner: object) -> Iterator[tuple[str, Iterator[tuple[str, Tensor | None]]]]:
+        """As `tensors`, of what an event of this unit may have changed."""
+        at = self._index.get(id(owner), -1)
+        for near in (*(self._around[at] if at >= 0 else ()), *self._always):
+            yield getattr(self._holders[near], "name", ""), self._holders[near].tensors()
+
+    def unit_name(self, owner: object) -> str:
+        """Of the unit of this owner; "" for none."""
+        at = self._index.get(id(owner), -1)
+        return self._units[at].name if at >= 0 else ""
+
+    def _optimizer_tensors(self) -> Iterator[tuple[str, Tensor | None]]:
         for optimizer in self._optimizers:
             for state in optimizer.state.values():
                 for value in state.values() if isinstance(state, dict) else ():
                     if isinstance(value, Tensor):
-                        tally.add("optimizer", value)
-        return tally
+                        yield "optimizer", value
 
     def _walk_static(self) -> Tally:
         self.walks += 1
@@ -288,7 +306,10 @@ class Ledger:
         self._read_all()
         self._allocator.reset_peak()
         self._base = self._allocator.allocated()
+        self._reserved = self._allocator.reserved()
         self._known_base = sum(self._totals)
+        # What was there before the step and is no part of the training, of an allocator that knows all of its bytes.
+        self._foreign = None if self._base is None else self._base - self._known_bytes()
         self._saved_for_backward: int | None = None
         self._highest = -1
         self.top: Moment | None = None
@@ -388,10 +409,15 @@ class Ledger:
         unexplained = self._unexplained
         highest = self._allocator.peak()
         if highest is not None:  # the allocator saw every moment, the ledger only its events
-            rest = highest - sum(self._static.values()) - self._fixed() - sum(top.live)
+            foreign = self._foreign or 0
+            rest = highest - sum(self._static.values()) - self._fixed() - sum(top.live) - foreign
             activation, temp = self._split(max(0, rest))
-            unexplained = min(0, rest)
-        return self._row(top.live, activation, temp, unexplained), top.phase, top.unit
+            unexplained = foreign + min(0, rest)
+        row = self._row(top.live, activation, temp, unexplained)
+        # Reserved memory has no figure of that moment: it is known when the step left it as it was.
+        if highest is not None and self._reserved is not None and self._reserved == self._allocator.reserved():
+            self._put(row, "cache", self._reserved - highest)
+        return row, top.phase, top.unit
 
     def _known_bytes(self) -> int:
         return sum(self._static.values()) + self._fixed() + sum(self._totals)
@@ -411,6 +437,16 @@ class Ledger:
         memory[CATEGORIES.index(category)] = value
 
     # What the structure is made of
+
+    @property
+    def buckets(self) -> int:
+        """Bytes of comm_buffer that no tensor in Python shows."""
+        return self._fixed()
+
+    @property
+    def unexplained(self) -> int | None:
+        """Bytes of live tensors that none of the training owns, when they were last searched; None: not yet."""
+        return self._unexplained
 
     @property
     def static(self) -> dict[str, int]:

@@ -20,15 +20,16 @@ class StepTimes:
         self._spans, self._known = spans, known
 
     def ready(self) -> bool:
-        return self._clock.ready(self._end)  # marks complete in the order they were made
+        return all(self._clock.ready(mark) for mark in (self._end, *(end for _, _, end in self._spans)))
 
     def read(self) -> tuple[int, list[int | None]]:
         """Nanoseconds of the step and of each phase in the order of PHASES; a phase nobody watches is None."""
-        step = max(0, self._clock.between(self._begin, self._end))
-        times: dict[str, int] = dict.fromkeys(self._known, 0)
+        step = max(0, self._clock.between(self._begin, self._end) or 0)
+        times: dict[str, int | None] = dict.fromkeys(self._known, 0)
         for phase, begin, end in self._spans:
-            times[phase] = times.get(phase, 0) + max(0, self._clock.between(begin, end))
-        times[REST] = max(0, step - sum(times.values()))
+            spent, before = self._clock.between(begin, end), times.get(phase, 0)
+            times[phase] = None if spent is None or before is None else before + max(0, spent)
+        times[REST] = max(0, step - sum(ns or 0 for ns in times.values()))
         self._clock.release([mark for _, begin, end in self._spans for mark in (begin, end)] + [self._begin])
         return step, [times.get(phase) for phase in PHASES]
 

@@ -5,6 +5,7 @@ A probe that fails is switched off with its reason; the others, and the training
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fsdp_tui.runner import collectives as comm
+from fsdp_tui.runner.capture import Tracker
 from fsdp_tui.runner.collectives import Collectives
 from fsdp_tui.runner.interpose import OK, not_available
 from fsdp_tui.runner.ledger import Ledger
@@ -30,6 +32,8 @@ class Probes:
         self.phases = phases
         self.collectives = collectives
         self.ledger = ledger
+        self.capture: Tracker | None = None
+        """Of the step that goes on, if it is captured."""
         self.health: dict[str, str] = {}
         self.overhead_ns = 0
         self.tokens = 0
@@ -53,23 +57,40 @@ class Probes:
         self.overhead_ns += time.perf_counter_ns() - began
 
     def _fail(self, probe: str, error: Exception) -> None:
+        if probe == "capture":  # this step's only
+            if self.capture is not None:
+                self.capture.fail(error)
+            return
         self.health[probe] = not_available(f"{type(error).__name__}: {error}")
         if probe == "memory":
             self.ledger = None
         elif probe == "collectives":
             self.collectives = None
 
+    def _captured_change(self, owner: object) -> None:
+        if (capture := self.capture) is not None:
+            self._guarded("capture", lambda: capture.changed(owner))
+
+    def _captured_boundary(self) -> None:
+        if (capture := self.capture) is not None:
+            self._guarded("capture", capture.boundary)
+
     # Events of FSDP
 
     def begin(self, owner: object) -> None:
+        if (capture := self.capture) is not None:
+            self._guarded("capture", lambda: capture.begin(owner))
         if self.collectives is not None:
             self.collectives.begin(owner)
 
     def end(self) -> None:
+        if (capture := self.capture) is not None:
+            self._guarded("capture", capture.end)
         if self.collectives is not None:
             self.collectives.end()
 
     def changed(self, owner: object) -> None:
+        self._captured_change(owner)
         if (ledger := self._looking) is not None:
             self._guarded("memory", lambda: ledger.changed(owner))
 
@@ -81,22 +102,46 @@ class Probes:
         if (collectives := self.collectives) is not None:
             self._guarded("collectives", lambda: collectives.waited(owner))
 
+    def reductions_needed(self, scatters_but: int | None = None) -> None:
+        if (collectives := self.collectives) is not None:
+            self._guarded("collectives", lambda: collectives.reductions_needed(scatters_but))
+
     def unsharded(self, owner: object, buffer_bytes: int) -> None:
+        self._captured_change(owner)
         if (ledger := self._looking) is not None:
             self._guarded("memory", lambda: ledger.changed(owner, buffer_bytes))
 
     def reducing(self, owner: object) -> None:
+        self._captured_change(owner)
         if (ledger := self._looking) is not None:
             self._guarded("memory", lambda: ledger.reducing(owner))
 
     def reduced(self, owner: object) -> None:
+        self._captured_change(owner)
         if (ledger := self._looking) is not None:
             self._guarded("memory", lambda: ledger.reduced(owner))
 
     def collective(self, kind: int, nbytes: int, group: Any, asynchronous: bool, call: Callable[[], Any]) -> Any:
-        if self.collectives is None:
+        if (capture := self.capture) is not None:
+            call = functools.partial(capture.collective, kind, nbytes, asynchronous, call)
+        if (collectives := self.collectives) is None:
             return call()
-        return self.collectives.run(kind, nbytes, group, asynchronous, call)
+        issued = None
+        try:
+            issued = collectives.issue(kind, nbytes, group, asynchronous)
+        except Exception as error:  # noqa: BLE001  # as in `_guarded`
+            self._fail("collectives", error)
+        if issued is None:
+            return call()
+        try:
+            result = call()
+        finally:
+            collectives.left()
+        try:
+            collectives.returned(issued, result)
+        except Exception as error:  # noqa: BLE001
+            self._fail("collectives", error)
+        return result
 
     # Phases
 
@@ -124,10 +169,12 @@ class Probes:
             self._enter(FORWARD, comm.FORWARD)
 
         self._guarded("phases", work)
+        self._captured_boundary()
         if (ledger := self._looking) is not None:
             self._guarded("memory", ledger.forward_begins)
 
     def forward_ends(self) -> None:
+        self._captured_boundary()
         self._refresh()
         self._guarded("phases", lambda: self._leave(FORWARD))
         if (first := self.after_forward) is not None:
@@ -139,6 +186,8 @@ class Probes:
         if self._backward_depth > 1:
             return
         self._guarded("phases", lambda: self._enter(BACKWARD, comm.BACKWARD))
+        if (capture := self.capture) is not None:
+            self._guarded("capture", capture.backward_begins)
         if (ledger := self._looking) is not None:
 
             def work() -> None:
@@ -151,6 +200,7 @@ class Probes:
         self._backward_depth -= 1
         if self._backward_depth > 0:
             return
+        self._captured_boundary()
         self._refresh()
         self._guarded("phases", lambda: self._leave(BACKWARD))
 
@@ -167,10 +217,12 @@ class Probes:
             node = next((following for following, _ in node.next_functions if following is not None), None)
 
     def optimizer_begins(self) -> None:
+        self._captured_boundary()
         self._refresh()
         self._guarded("phases", lambda: self._enter(OPTIMIZER, comm.OTHER))
 
     def optimizer_ends(self) -> None:
+        self._captured_boundary()
         self._guarded("phases", lambda: self._leave(OPTIMIZER))
         if (ledger := self.ledger) is not None:
             self._guarded("memory", ledger.optimizer_returned)

@@ -25,9 +25,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fsdp_tui.runner import devices, structure, torch_ddp, torch_dist
+from fsdp_tui.runner import devices, structure, torch_ddp, torch_dist, torch_fsdp1, torch_fsdp2
 from fsdp_tui.runner.agreement import Agreement, Requests
 from fsdp_tui.runner.allocators import allocator_for
+from fsdp_tui.runner.capture import Tracker, failed
 from fsdp_tui.runner.clocks import Clock, clock_for
 from fsdp_tui.runner.collectives import Collectives, StepCalls
 from fsdp_tui.runner.interpose import OK, Interposer, not_available
@@ -35,10 +36,11 @@ from fsdp_tui.runner.ledger import Ledger
 from fsdp_tui.runner.looks import Looks
 from fsdp_tui.runner.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, Phases, StepTimes
 from fsdp_tui.runner.probes import Probes
-from fsdp_tui.telemetry.messages import CATEGORIES, Comm, Gauge, Goodbye, Hello, Message, Step, Structure
+from fsdp_tui.telemetry.messages import CATEGORIES, Comm, Command, Gauge, Goodbye, Hello, Message, Step, Structure
 
 T = TypeVar("T")
 
+EXPOSED_CHECKS = {"fsdp1": torch_fsdp1.check_waits, "fsdp2": torch_fsdp2.check_waits}
 BUCKETS_SETTLE = 3
 """Steps after which DDP has rebuilt its buckets in the order in which gradients really come."""
 
@@ -66,6 +68,7 @@ class _Wishes:
 
     stop = False
     pause = False
+    capture: Command | None = None
 
 
 class _Nobody:
@@ -177,7 +180,11 @@ class WatchedRun(Run):
         self._interposer = Interposer()
         # Every rank creates the agreement's group here, before anything that could fail on one rank alone.
         self._sender = self._connected(connect)
-        self._agreement = Agreement(self._sender.requested)
+        self._agreement = Agreement(self._sender.requested, listening=not isinstance(self._sender, _Nobody))
+        self._capturing: tuple[Tracker, Command] | None = None
+        self._was_captured = False
+        self._leaving: list[Tracker] = []
+        """Captures that are over, under a mode of somebody else's that is not."""
         self._clock = clock_for(self._device)
         self._wrapped = self._inspected()
         self._checks: dict[str, str] = {}
@@ -230,6 +237,8 @@ class WatchedRun(Run):
             "phases": OK,
             "input": not_available("the loop does not iterate over run.batches(...)"),
         }
+        if not cpu and wrapped.api in EXPOSED_CHECKS:
+            self._checks["exposed"] = EXPOSED_CHECKS[wrapped.api]()
         ledger = Ledger(
             self._model,
             self._optimizers,
@@ -312,6 +321,10 @@ class WatchedRun(Run):
 
     def _remove(self) -> None:
         self.probes.on = False
+        if self._capturing is not None:  # the loop ended inside the step: there is nothing to tell
+            (tracker, _), self._capturing = self._capturing, None
+            self.probes.capture = None
+            tracker.stop()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -322,6 +335,7 @@ class WatchedRun(Run):
     def step(self, loss: Tensor | float | None = None, tokens: int | None = None) -> bool:
         began = time.perf_counter_ns()
         self.steps += 1
+        self._end_capture()
         if self.probes.on:
             try:
                 self._finish_step(loss, tokens, began)
@@ -330,7 +344,57 @@ class WatchedRun(Run):
         self._sender.step = self.steps
         if self._max_steps is not None and self.steps >= self._max_steps:
             return False
-        return self._agreement.at_boundary(self._on_pause)
+        if not self._agreement.at_boundary(self._on_pause):
+            return False
+        if self._agreement.capture is not None:
+            self._begin_capture(self._agreement.capture)
+        return True
+
+    def _begin_capture(self, command: Command) -> None:
+        """Captures the step that begins now, if this rank was asked."""
+        if command.ranks and self._rank not in command.ranks:
+            return
+        probes, wrapped = self.probes, self._wrapped
+        ledger = probes.ledger
+        if ledger is None or not probes.on or isinstance(self._sender, _Nobody):
+            why = probes.said("memory", self._checks["memory"]) if probes.on else "the step is not watched"
+            self._sender.put(failed(self._rank, self.steps + 1, command, why))
+            return
+        buckets = self._buckets if wrapped.ddp is not None and ledger.buckets else []
+        tracker = Tracker(
+            wrapped.ddp.module if wrapped.ddp is self._model else self._model,
+            ledger,
+            probes.phases,
+            self._device.type,
+            plain=wrapped.plain,
+            buckets=buckets,
+            name_of=structure.unit_name,
+        )
+        self._capturing = tracker, command
+        if not ledger.looking:
+            ledger.start_step()  # so that this step has the ledger's figures too
+        probes.capture = tracker
+        try:
+            tracker.start()
+        except Exception as error:  # noqa: BLE001  # no result, and the training goes on
+            tracker.fail(error)
+
+    def _end_capture(self) -> None:
+        self._leaving = [tracker for tracker in self._leaving if not tracker.stop()]
+        self._was_captured = self._capturing is not None
+        if self._capturing is None:
+            return
+        (tracker, command), self._capturing = self._capturing, None
+        self.probes.capture = None
+        try:
+            if not tracker.stop():
+                self._leaving.append(tracker)
+            if not self.probes.on:
+                tracker.fail(RuntimeError("the step was not watched"))
+            message = tracker.finish(self._rank, self.steps, command)
+        except Exception as error:  # noqa: BLE001  # no result, and the training goes on
+            message = failed(self._rank, self.steps, command, f"{type(error).__name__}: {error}")
+        self._sender.put(message)
 
     def _finish_step(self, loss: Tensor | float | None, tokens: int | None, began: int) -> None:
         probes = self.probes
@@ -379,7 +443,8 @@ class WatchedRun(Run):
         self._send_ready(all_of_them=False)
         if ledger is not None:
             ended = time.perf_counter_ns()
-            self._looks.took(self.steps, ended - self._began, overhead + ended - began)
+            if not self._was_captured:  # its cost is no look's
+                self._looks.took(self.steps, ended - self._began, overhead + ended - began)
             self._began = ended
             ledger.start_step(look=self._looks.at(self.steps + 1))
 
@@ -509,6 +574,8 @@ def unwatched() -> Iterator[None]:
         yield
         return
     run.probes.on = False
+    if run.probes.capture is not None:
+        run.probes.capture.fail(RuntimeError("a part of the step was unwatched"))
     try:
         yield
     finally:

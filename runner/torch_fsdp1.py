@@ -17,6 +17,10 @@ from fsdp_tui.runner.storages import storage_bytes
 
 METHODS = ("unshard", "post_unshard", "reshard", "post_reshard")
 FUNCTIONS = ("_reduce_grad", "_reduce_grad_no_shard")
+GATHER_WAITS = ("_pre_forward_unshard", "_pre_backward_hook")
+"""Where the compute stream waits for a gather, issued before or inside. `FullyShardedDataParallel` has imported the first."""
+REDUCTION_WAIT = "_post_backward_final_callback"
+"""Where it waits for the reductions. Without these names exposed time is not known, and nothing else."""
 HANDLE_NAMES = ("flat_param", "uses_sharded_strategy", "world_size")
 PARAM_NAMES = ("_shapes", "_sharded_size")
 FULL = ("_full_param_padded", "_full_prec_full_param_padded", "_mp_shard")
@@ -42,6 +46,18 @@ def check(handle_class: type | None = None, runtime: Any = None) -> str:
         return without(missing + missing_names(runtime or _runtime(), FUNCTIONS))
     except ImportError as error:
         return not_available(str(error))
+
+
+def _wrapper_module() -> Any:
+    from torch.distributed.fsdp import fully_sharded_data_parallel
+
+    return fully_sharded_data_parallel
+
+
+def check_waits() -> str:
+    """ "ok", or why it cannot be seen where compute waits for collectives; only CUDA's streams wait anywhere else."""
+    missing = missing_names(_wrapper_module(), GATHER_WAITS[:1])
+    return without(missing + missing_names(_runtime(), (*GATHER_WAITS[1:], REDUCTION_WAIT)))
 
 
 def check_handle(handle: Any) -> str:
@@ -137,7 +153,7 @@ class Fsdp1Unit:
 
 
 def install(interposer: Interposer, observer: Observer) -> None:
-    """Wraps the methods that gather and free a flat parameter, and the two functions that reduce its gradient."""
+    """Wraps what gathers and frees a flat parameter, what reduces its gradient, and where compute waits for either."""
     handle_class, runtime = _handle_class(), _runtime()
     interposer.wrap(handle_class, "unshard", lambda original: _unshard(observer, original))
     interposer.wrap(handle_class, "reshard", lambda original: _freeing(observer, original))
@@ -145,6 +161,11 @@ def install(interposer: Interposer, observer: Observer) -> None:
         interposer.wrap(handle_class, name, lambda original: _freeing(observer, original, low_precision_only=True))
     for name in FUNCTIONS:
         interposer.wrap(runtime, name, lambda original: _reduce(observer, original))
+    for owner, name, position in zip((_wrapper_module(), runtime), GATHER_WAITS, (1, 2), strict=True):
+        if hasattr(owner, name):
+            interposer.wrap(owner, name, _gather_wait_of(observer, position))
+    if hasattr(runtime, REDUCTION_WAIT):
+        interposer.wrap(runtime, REDUCTION_WAIT, lambda original: _reduction_wait(observer, original))
 
 
 def _unshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,3 +214,31 @@ def _reduce(observer: Observer, original: Callable[..., Any]) -> Callable[..., A
         return result
 
     return reduce
+
+
+def _gather_wait_of(observer: Observer, position: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`position` is that of the handle among the arguments."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def gather_wait(*args: Any) -> Any:
+            handle = args[position] if observer.on else None
+            if handle is None:
+                return original(*args)
+            observer.waiting(handle)
+            try:
+                return original(*args)
+            finally:
+                observer.waited(handle)
+
+        return gather_wait
+
+    return wrap
+
+
+def _reduction_wait(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduction_wait(*args: Any) -> Any:
+        if observer.on:
+            observer.reductions_needed()
+        return original(*args)
+
+    return reduction_wait

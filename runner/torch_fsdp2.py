@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fsdp_tui.runner.interpose import Interposer, Observer, missing_names, not_available, without
 from fsdp_tui.runner.storages import local_tensor, storage_bytes
 
 METHODS = ("unshard", "wait_for_unshard", "reshard", "post_backward")
+WAIT = "finalize_backward"
+"""Where the compute stream waits for the last reductions. Without it their exposed time is not known, and nothing else."""
 GROUP_NAMES = (
     "fsdp_params",
     "comm_ctx",
@@ -47,6 +50,11 @@ def check(group_class: type | None = None) -> str:
         return without(missing_names(group_class or _group_class(), METHODS))
     except ImportError as error:
         return not_available(str(error))
+
+
+def check_waits() -> str:
+    """ "ok", or why it cannot be seen where compute waits for reductions; only CUDA's streams wait anywhere else."""
+    return without(missing_names(_group_class(), (WAIT,)))
 
 
 def check_group(group: Any) -> str:
@@ -190,12 +198,14 @@ class Fsdp2Buffers:
 
 
 def install(interposer: Interposer, observer: Observer) -> None:
-    """Wraps the four methods of a parameter group at which its memory changes or its collectives are issued."""
+    """Wraps the methods of a parameter group at which its memory changes, or its collectives are issued or waited for."""
     group_class = _group_class()
     interposer.wrap(group_class, "unshard", lambda original: _unshard(observer, original))
     interposer.wrap(group_class, "wait_for_unshard", lambda original: _wait_for_unshard(observer, original))
     interposer.wrap(group_class, "reshard", lambda original: _reshard(observer, original))
     interposer.wrap(group_class, "post_backward", lambda original: _post_backward(observer, original))
+    if hasattr(group_class, WAIT):
+        interposer.wrap(group_class, WAIT, lambda original: _finalize_backward(observer, original))
 
 
 def _unshard(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,9 +229,9 @@ def _wait_for_unshard(observer: Observer, original: Callable[..., Any]) -> Calla
         if pending is None:
             return original(group)
         observer.waiting(group)
-        # On a CPU the original would wait for an asynchronous all-gather and copy out in one call: waiting here first
-        # tells the two apart. On CUDA the wait is the stream's, and the original issues it.
-        if group.device.type == "cpu" and pending.all_gather_work is not None:
+        # The original waits for an asynchronous all-gather and copies out in one call: waiting here first tells the two
+        # apart. On CUDA it is the compute stream that waits, and goes on at once when the original waits again.
+        if isinstance(pending.all_gather_work, dist.Work):
             pending.all_gather_work.wait()
         observer.waited(group)
         result = original(group)
@@ -250,6 +260,8 @@ def _post_backward(observer: Observer, original: Callable[..., Any]) -> Callable
         if not observer.on:
             return original(group, *args)
         observer.reducing(group)
+        if (newest := _left_under_way(group)) is not None:
+            observer.reductions_needed(newest)
         observer.begin(group)
         try:
             result = original(group, *args)
@@ -259,6 +271,28 @@ def _post_backward(observer: Observer, original: Callable[..., Any]) -> Callable
         return result
 
     return post_backward
+
+
+def _finalize_backward(observer: Observer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def finalize_backward(group: Any) -> Any:
+        if observer.on:
+            observer.reductions_needed()
+        return original(group)
+
+    return finalize_backward
+
+
+def _left_under_way(group: Any) -> int | None:
+    """How many reduce-scatters compute does not wait for in this group's `post_backward`; None: it waits for none there.
+
+    It waits for the older ones to have their input buffers back. Before torch 2.13 one buffer was in flight; of several
+    groups of a module, the last one waits for all.
+    """
+    if not getattr(group, "reduce_grads", True):
+        return None
+    if getattr(group, "_param_group_index", 0) != getattr(group, "_num_param_groups", 1) - 1:
+        return None
+    return int(getattr(group.comm_ctx, "reduce_scatter_max_input_buffers", 1)) - 1
 
 
 def _all_reduce_input(group: Any) -> Tensor | None:

@@ -84,3 +84,25 @@ def test_a_pause_is_no_part_of_a_step() -> None:
     phases.restart_step()
     clock.now += 10
     assert phases.finish_step().read()[0] == 10
+
+
+def test_a_phase_with_a_mark_that_is_not_known_is_not_known() -> None:
+    """Captured into a CUDA graph: None, and its time is in the rest."""
+
+    class Captured(Hands):
+        def between(self, begin: int, end: int) -> int | None:  # type: ignore[override]
+            return None if begin == 7 else end - begin
+
+    clock = Captured()
+    phases = Phases(clock, frozenset({FORWARD, BACKWARD}))
+    clock.now = 7
+    _spend(clock, phases, FORWARD, 30)
+    _spend(clock, phases, BACKWARD, 50)
+    step, times = phases.finish_step().read()
+    assert dict(zip(PHASES, times, strict=True)) == {
+        "input": None,
+        "forward": None,
+        "backward": 50,
+        "optimizer": None,
+        "rest": step - 50,
+    }
