@@ -1,0 +1,79 @@
+"""The dashboard in a real terminal: start, watch, stop, start another strategy, compare, quit."""
+
+from __future__ import annotations
+
+import re
+
+import psutil
+
+from .conftest import PROGRAM, Program
+from .terminal import Terminal
+
+
+def processes_of(program: Program) -> list[str]:
+    """Command lines of live processes that belong to this home."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FSDP_TUI_HOME") == program.environment["FSDP_TUI_HOME"]:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def test_a_day_at_the_dashboard(fsdp_tui: Program) -> None:
+    """`fsdp-tui demo`, stop, another strategy from the form, the two side by side, quit: nothing of ours is left."""
+    with Terminal([*PROGRAM, "demo", "--name", "first"], fsdp_tui.environment, fsdp_tui.directory) as terminal:
+        shown = terminal.until(r"LIVE.*first.*step [1-9]", 60)
+        assert "fsdp2:full_shard" in shown
+        terminal.until(lambda text: "all-gather" in text and "blocks.0" in text)
+        terminal.type("x")
+        terminal.until("Stop the training")
+        terminal.type("s")
+        terminal.until(r"STOPPED|stopped", 30)
+
+        terminal.type("4")
+        terminal.until(r"\[4 Launch\]")
+        _go_to(terminal, "steps")
+        terminal.type("8")
+        _go_to(terminal, "strategy")
+        terminal.type("enter")
+        terminal.until(r"fsdp1:no_shard")  # the list is open
+        terminal.type(*["down"] * 6)  # full_shard, shard_grad_op, reshard, hybrid_shard, no_shard of fsdp2; full_shard
+        terminal.type("enter")
+        _go_to(terminal, "name")
+        terminal.type("second")
+        terminal.until(r"fsdp-tui demo .*--strategy fsdp1:shard_grad_op")
+        terminal.type("f5")
+        terminal.until(r"DONE.*second", 90)
+
+        terminal.type("0")
+        terminal.until(lambda text: "[0 Runs]" in text and "first" in text and "second" in text)
+        terminal.type("up", " ", "down", " ")
+        terminal.until("2 marked")
+        terminal.type("5")
+        shown = terminal.until(r"\[5 Compare\]")
+        shown = terminal.until(lambda text: "fsdp1:shard_grad_op" in text and "fsdp2:full_shard" in text)
+        assert re.search(r"loss", shown)
+
+        terminal.resize(80, 24)
+        terminal.until(lambda text: "Compare" in text and len(text.splitlines()) <= 24)
+        terminal.resize(20, 5)
+        terminal.resize(120, 40)
+        terminal.until(r"\[5 Compare\]")
+        terminal.type("q")
+        assert terminal.wait() == 0
+    assert processes_of(fsdp_tui) == []
+    states = {entry["name"]: entry["state"] for entry in fsdp_tui.json("runs")}
+    assert states == {"first": "stopped", "second": "finished"}
+    assert fsdp_tui.json("show", "second")["run"]["steps"] == 8
+
+
+def _go_to(terminal: Terminal, field: str) -> None:
+    """Presses tab until the card beside the form tells of this field."""
+    for _ in range(40):
+        if re.search(rf"│{field} *│", terminal.text):
+            return
+        terminal.type("tab")
+    raise AssertionError(f"no field {field}\n{terminal.text}")
