@@ -1,9 +1,12 @@
-"""Stop and pause, agreed by all ranks at one step boundary.
+"""Stop, pause and capture, agreed by all ranks at one step boundary.
 
 At each boundary a rank reads the result of the all-reduce that it issued at the boundary before, then issues the next one
 with its own wishes. All ranks read the same numbers at the same step, whoever asked and whenever; one rank alone never
 acts, since that would leave the others in a collective that never completes. The group is gloo's own, on the host, beside
 whatever the training uses; an all-reduce is issued a whole step before anybody waits for it.
+
+A capture is due when the newest request is the same one on all ranks: then the step after is captured, on the ranks that
+it names.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-STOP, PAUSE = 0, 1
+from fsdp_tui.telemetry.messages import Command
+
 PAUSE_POLL_S = 0.1
+NEVER_LAST = 2**63 - 1
+"""In place of its newest capture's number from a rank that hears of none: the others do not wait for it."""
 
 
 class Requests(Protocol):
@@ -24,13 +30,19 @@ class Requests(Protocol):
 
     stop: bool
     pause: bool
+    capture: Command | None
+    """The newest request for a capture."""
 
 
 class Agreement:
     """The ranks' common decision. Make it on every rank at the same point: it creates a process group."""
 
-    def __init__(self, requested: Requests, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, requested: Requests, sleep: Callable[[float], None] = time.sleep, *, listening: bool = True
+    ) -> None:
+        """`listening`: whether this rank can be asked for anything."""
         self._requested = requested
+        self._listening = listening
         self._sleep = sleep
         self._alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
         # The function itself: the wrapper that times collectives must not count this one.
@@ -38,11 +50,15 @@ class Agreement:
         self._group = None if self._alone else dist.new_group(backend="gloo")
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._pause_is_old = False
+        self._wished: Command | None = None
+        self._captures_done = 0
         self.stopped = False
+        self.capture: Command | None = None
+        """What all ranks capture in the step that begins now; None: nothing."""
 
     def at_boundary(self, on_pause: Callable[[bool], None]) -> bool:
         """False if all ranks stop here. While they pause, this does not return; `on_pause` hears begin and end."""
-        stop, pause = self._previous()
+        stop, pause, capture = self._previous()
         if pause and not stop:
             on_pause(True)
             stop = self._until_resumed()
@@ -50,8 +66,12 @@ class Agreement:
         if stop:
             self.stopped = True
             return False
+        self.capture = capture
         if not self._alone:
-            self._pending = self._issue(self._requested.stop, self._wants_pause())
+            self._wished = self._requested.capture
+            newest = self._wished.number if self._wished else 0
+            oldest = newest if self._listening else NEVER_LAST
+            self._pending = self._issue(self._requested.stop, self._wants_pause(), newest, -oldest)
         return True
 
     def close(self, *, failed: bool) -> None:
@@ -60,20 +80,27 @@ class Agreement:
             self._pending[0].wait()
         self._pending = None
 
-    def _previous(self) -> tuple[bool, bool]:
+    def _previous(self) -> tuple[bool, bool, Command | None]:
         if self._alone:
-            return self._requested.stop, self._wants_pause()
+            wished = self._requested.capture
+            return self._requested.stop, self._wants_pause(), self._due(wished, wished.number if wished else 0)
         if self._pending is None:
-            return False, False
+            return False, False, None
         work, wishes = self._pending
         self._pending = None
         work.wait()
-        stop, pause = wishes.tolist()
-        return stop > 0, pause > 0
+        stop, pause, newest, oldest = wishes.tolist()
+        return stop > 0, pause > 0, self._due(self._wished, newest) if newest == -oldest else None
 
-    def _issue(self, first: bool, second: bool) -> tuple[Any, torch.Tensor]:
+    def _due(self, wished: Command | None, number: int) -> Command | None:
+        if wished is None or number <= self._captures_done:
+            return None
+        self._captures_done = number
+        return wished
+
+    def _issue(self, *wished: int) -> tuple[Any, torch.Tensor]:
         assert self._all_reduce is not None
-        wishes = torch.tensor([int(first), int(second)], dtype=torch.int32)
+        wishes = torch.tensor(wished, dtype=torch.int64)
         work = self._all_reduce(wishes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return work, wishes
 

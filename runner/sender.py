@@ -44,11 +44,12 @@ GAUGE_FAILURES = 3
 class Requested:
     """What viewers have asked of the run; the session acts on it at a step boundary that all ranks agree on."""
 
-    __slots__ = ("pause", "stop")
+    __slots__ = ("capture", "pause", "stop")
 
     def __init__(self) -> None:
         self.stop = False
         self.pause = False
+        self.capture: Command | None = None
 
 
 class Sender:
@@ -239,6 +240,10 @@ class Sender:
             self.requested.stop = True
         elif command.kind in ("pause", "resume"):
             self.requested.pause = command.kind == "pause"
+        elif command.kind == "capture":
+            newest = self.requested.capture
+            if newest is None or command.number > newest.number:
+                self.requested.capture = command
 
     def _meet_hub(self, epoch: bytes) -> None:
         """A hub that is not the one before may not know who we are."""

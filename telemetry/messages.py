@@ -250,7 +250,11 @@ class Command(msgspec.Struct, frozen=True, array_like=True, tag="command", kw_on
 
     id: Text
     kind: Text
-    """"stop", "pause", "resume"."""
+    """"stop", "pause", "resume", "capture"."""
+    ranks: Annotated[list[Rank], msgspec.Meta(max_length=100_000)] = []
+    """Which ranks a capture is of; empty: all."""
+    number: Count = 0
+    """Orders captures; the hub gives it."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", kw_only=True):
@@ -260,7 +264,82 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", kw_only=True)
     id: Text
 
 
-Message = Launched | Hello | Structure | Step | Comm | Gauge | Beat | Goodbye | Event | Ended | Command | Ack
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """What one module holds in one category at the highest moment of a captured step."""
+
+    category: Text
+    module: Text
+    """A unit's or module's name; "" when it belongs to none."""
+    nbytes: Count
+    storages: Count
+    becomes: Text = ""
+    """The category it has later in the step, when that is another: a gradient is temporary until it is complete."""
+
+
+class Capture(msgspec.Struct, frozen=True, array_like=True, tag="capture", kw_only=True):
+    """Every allocation and free of one step of one rank, as columns; times are nanoseconds since the step began.
+
+    `module` columns index `modules` (0 is ""), `phase` columns index PHASES, `category` indexes CATEGORIES.
+    """
+
+    rank: Rank
+    step: Count
+    id: Text
+    """Of the command that asked for it."""
+    began_ns: Count
+    """Wall clock at the beginning of the step."""
+    step_ns: Count
+    error: Text = ""
+    """Why there is no result; "" when there is one."""
+    modules: list[Text] = []
+    base: Memory = []
+    """What was there when the step began."""
+
+    at_ns: list[Count] = []
+    delta_bytes: list[Signed] = []
+    """Taken, or freed when negative. A change of category is two rows of one time, first out and then in."""
+    category: list[Count] = []
+    module: list[Count] = []
+    phase: list[Count] = []
+    events: Count = 0
+    """Rows before coalescing: more than there are in the columns when the step had too many."""
+
+    peak: Memory = []
+    peak_at_ns: Count = 0
+    peak_phase: Text = ""
+    peak_module: Text = ""
+    peak_parts: list[Part] = []
+    """The largest first; the smallest of many are left out."""
+    saved_bytes: Count = 0
+    """Activations when backward began; with accumulation, the most of all micro-batches."""
+
+    op_names: list[Text] = []
+    op: list[Count] = []
+    op_at_ns: list[Count] = []
+    op_ns: list[Count] = []
+    op_module: list[Count] = []
+    op_phase: list[Count] = []
+    ops: Count = 0
+    """Operators before the shortest of many were left out."""
+
+    span_module: list[Count] = []
+    """Forward of each module, the recomputed one in backward included."""
+    span_at_ns: list[Count] = []
+    span_ns: list[Count] = []
+
+    call_kind: list[Count] = []
+    """Index into COLLECTIVES."""
+    call_module: list[Count] = []
+    call_nbytes: list[Count] = []
+    call_at_ns: list[Count] = []
+    call_ns: list[Signed] = []
+    """-1: not known."""
+
+    limits: list[Text] = []
+    """What could not be seen, one sentence each."""
+
+
+Message = Launched | Hello | Structure | Step | Comm | Gauge | Beat | Goodbye | Event | Ended | Command | Ack | Capture
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

@@ -14,10 +14,11 @@ from fsdp_tui.demo.model import GPT, Shape
 from fsdp_tui.runner.ledger import Ledger
 from fsdp_tui.runner.session import WatchedRun
 from fsdp_tui.runner.sharding import no_sync, shard
-from fsdp_tui.telemetry.messages import Comm, Gauge, Goodbye, Hello, Message, Step, Structure
+from fsdp_tui.telemetry.messages import Comm, Command, Gauge, Goodbye, Hello, Message, Step, Structure
 
-SHAPES = {"even": (Shape(3, 32, 2), 16), "odd": (Shape(3, 33, 3), 17)}
-"""Odd: neither 2 nor 4 divides the rows of any parameter but the byte embedding's."""
+SHAPES = {"even": (Shape(3, 32, 2), 16), "odd": (Shape(3, 33, 3), 17), "large": (Shape(2, 128, 2), 512)}
+"""Odd: neither 2 nor 4 divides the rows of any parameter but the byte embedding's. Large: what Python and malloc take
+beside the tensors is under half a percent."""
 BATCH = 8
 
 
@@ -45,6 +46,7 @@ class Requested:
     def __init__(self) -> None:
         self.stop = False
         self.pause = False
+        self.capture: Command | None = None
 
 
 class Mailbox:

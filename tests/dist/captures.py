@@ -1,0 +1,123 @@
+"""Captured steps on real ranks, and the measurements that they are compared with; each function runs on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fsdp_tui.runner.allocators import heap_reader
+from fsdp_tui.runner.session import WatchedRun
+from fsdp_tui.runner.sharding import shard
+from fsdp_tui.telemetry.messages import CATEGORIES, Capture, Command, Hello, Step
+from tests.dist import trainings
+from tests.dist.behaviour import wrapped_names
+from tests.dist.trainings import Case, Mailbox, train_step
+
+EXACT = ("param_shard", "optimizer", "buffer", "param_unsharded", "grad_shard", "grad_unsharded", "comm_buffer")
+ASKED, CAPTURED, MEASURED, STEPS = 4, 6, 8, 9
+"""Steps: in which the request comes, which it captures, in which the heap is measured, and how many there are."""
+
+
+@dataclass
+class Outcome:
+    """One training whose step CAPTURED was captured on the ranks asked."""
+
+    losses: list[float]
+    captures: list[Capture]
+    steps: list[Step]
+    heap_peak: int = 0
+    """Highest growth of the C heap over the step, looked at after each operator by a mode of its own."""
+    saved: int | None = 0
+    """What the ledger calls activations when backward of the captured step begins."""
+    mismatches: list[str] = field(default_factory=list)
+    compared: int = 0
+    left: list[str] = field(default_factory=list)
+
+
+class HeapAfterEachOperator(TorchDispatchMode):
+    """The independent measurement: glibc's total after each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        read = heap_reader()
+        assert read is not None
+        self.read = read
+        self.base = self.highest = read()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented
+        result = func(*args, **(kwargs or {}))
+        self.highest = max(self.highest, self.read())
+        return result
+
+
+def capture_one(case: Case, ranks: tuple[int, ...] = (), *, capture: bool = True, measure: bool = True) -> Outcome:
+    """Trains STEPS steps; captures one, and measures the heap in another."""
+    before = wrapped_names()
+    model = shard(trainings.model(case.dims), case.strategy, **dict(case.options))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    boxes: list[Mailbox] = []
+
+    def connect(hello: Hello) -> Mailbox:
+        boxes.append(Mailbox(hello))
+        return boxes[-1]
+
+    run = WatchedRun(model, [optimizer], connect, None)
+    outcome = Outcome([], [], [])
+    with run:
+        for step in range(1, STEPS + 1):
+            if step == ASKED and capture:
+                boxes[0].requested.capture = Command(id="one", kind="capture", ranks=list(ranks), number=7)
+            heap = None
+            if step == MEASURED and measure:
+                heap = HeapAfterEachOperator()
+                heap.__enter__()  # type: ignore[no-untyped-call]
+            if run.probes.capture is not None:
+                _compare_events(run, outcome)
+            outcome.losses.append(train_step(case, model, optimizer, step))
+            if run.probes.capture is not None and run.probes.ledger is not None:
+                outcome.saved = run.probes.ledger._saved_for_backward
+            if heap is not None:
+                heap.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                outcome.heap_peak = heap.highest - heap.base
+            assert run.step(outcome.losses[-1])
+    outcome.captures = [message for message in boxes[0].messages if isinstance(message, Capture)]
+    outcome.steps = [message for message in boxes[0].messages if isinstance(message, Step)]
+    after = wrapped_names()
+    outcome.left = [name for name in before if before[name] is not after[name]]
+    return outcome
+
+
+def _compare_events(run: WatchedRun, outcome: Outcome) -> None:
+    """Compares the capture's categories with the ledger's at every moment that the ledger looks at in this step."""
+    ledger, tracker = run.probes.ledger, run.probes.capture
+    assert ledger is not None
+    assert tracker is not None
+    original = ledger._sample
+
+    def sample(unit: int, extra: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
+        if run.probes.capture is tracker:
+            expected = ledger.walk().bytes
+            expected["comm_buffer"] = expected.get("comm_buffer", 0) + ledger.buckets + extra[3]
+            seen = dict.fromkeys(CATEGORIES, 0)
+            for storage in tracker._live.values():
+                seen[CATEGORIES[storage.category]] += storage.nbytes
+            for category, nbytes in tracker._opaque.items():
+                seen[CATEGORIES[category]] += nbytes
+            for name in EXACT:
+                # While gradients are reduced they are in FSDP's local variables, where a walk cannot find them.
+                reducing = bool(ledger._in_reduction) or any(extra[1:3])
+                hidden = reducing and name.startswith(("grad", "comm"))
+                if not hidden and seen[name] != expected.get(name, 0):
+                    outcome.mismatches.append(
+                        f"{ledger.phase} unit {unit}: {name} {seen[name]}, not {expected.get(name, 0)}"
+                    )
+                outcome.compared += not hidden
+        original(unit, extra)
+
+    ledger._sample = sample  # type: ignore[method-assign]
