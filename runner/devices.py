@@ -100,6 +100,8 @@ class Devices:
 
     def _allocator(self, readings: Readings) -> None:
         stats = self._cuda.memory_stats_as_nested_dict(self._device)  # the flat form costs several times as much
+        if not stats:
+            raise _NotAvailableError("torch has not used CUDA in this process")
         for name in ALLOCATOR_BYTES:
             readings.values[name] = stats[name]["all"]["current"]
         readings.values |= {"retries": stats["num_alloc_retries"], "ooms": stats["num_ooms"]}
