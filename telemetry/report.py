@@ -9,9 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from fsdp_tui.telemetry.messages import PHASES
+from fsdp_tui.telemetry.trace import summary
 from fsdp_tui.telemetry.view import (
     Collective,
     CollectiveStats,
@@ -101,6 +100,7 @@ def show(run: RunView) -> dict[str, Any]:
             {"at_ns": e.at_ns, "kind": e.kind, "severity": e.severity, "text": e.text, "rank": e.rank, "step": e.step}
             for e in run.events
         ],
+        "captures": [summary(capture) for rank in run.ranks for capture in rank.captures],
         "telemetry": {
             "overhead_ns_per_step": run.overhead_ns,
             "dropped": run.dropped,
@@ -196,9 +196,14 @@ METRICS: tuple[tuple[str, str, Callable[[RunView], Value], Better | None], ...] 
 by itself: a strategy that gathers more is not a worse one."""
 
 
+def _plain(value: Value) -> Value:
+    """NaN and infinity are no JSON."""
+    return value if value is None or math.isfinite(value) else None
+
+
 def last_loss(run: RunView) -> float | None:
-    """Loss of the newest step that has one."""
-    known = run.series.loss[np.isfinite(run.series.loss)]
+    """Loss of the newest step that has one; a measured NaN is one."""
+    known = run.series.loss[run.series.loss_known]
     return float(known[-1]) if known.size else None
 
 
@@ -206,7 +211,7 @@ def compare(runs: Sequence[RunView]) -> dict[str, Any]:
     """Several runs as the document of `compare A B --json`; the first is the baseline."""
     rows = []
     for metric, unit, read, better in METRICS:
-        values = [read(run) for run in runs]
+        values = [_plain(read(run)) for run in runs]
         known = [value for value in values if value is not None]
         best = values.index(better(known)) if better and len(known) > 1 and len(set(known)) > 1 else None
         rows.append({"metric": metric, "unit": unit, "values": values, "best": best})

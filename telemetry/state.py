@@ -25,6 +25,7 @@ from fsdp_tui.telemetry.messages import (
     PHASES,
     PROTOCOL,
     Beat,
+    Capture,
     Comm,
     Ended,
     Event,
@@ -58,6 +59,9 @@ COMM_CELLS = 8_000_000
 PATIENCE = 16
 """Steps that a rank's collectives may lag behind the others' before the step is closed without them."""
 MAX_EVENTS = 2_000
+CAPTURES_PER_RANK = 2
+MAX_CAPTURES = 64
+"""Captures that are kept, over all ranks; the oldest go first, but of each rank the newest stays."""
 DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"}
 """Memory category -> the reading of a `Gauge` that it is."""
 
@@ -97,6 +101,8 @@ class RankState(msgspec.Struct):
     goodbye: Goodbye | None = None
     dropped_before: int = 0
     """By earlier incarnations."""
+    captures: list[Capture] = []
+    """The newest last."""
 
 
 class RunState(msgspec.Struct):
@@ -188,6 +194,8 @@ class RunState(msgspec.Struct):
                     self.launched = message
             case Ended():
                 self.ended = message
+            case Capture():
+                self._capture(message)
             case _:  # commands and acknowledgements change nothing here
                 pass
 
@@ -270,6 +278,16 @@ class RunState(msgspec.Struct):
         ready = [step for step, ranks in self.comm_open.items() if len(ranks) >= world or step < comm.step - PATIENCE]
         for step in sorted(ready):
             self._close(step, self.comm_open.pop(step))
+
+    def _capture(self, capture: Capture) -> None:
+        check_columns(capture)
+        rank = self._rank(capture.rank)
+        rank.captures = [*(one for one in rank.captures if one.id != capture.id), capture][-CAPTURES_PER_RANK:]
+        surplus = sum(len(known.captures) for known in self.ranks.values()) - MAX_CAPTURES
+        for known in self.ranks.values():
+            if surplus > 0 and len(known.captures) > 1:
+                surplus -= len(known.captures) - 1
+                known.captures = known.captures[-1:]
 
     def _close(self, step: int, by_rank: dict[int, Comm]) -> None:
         first = min((rank.first_step for rank in self.ranks.values() if rank.first_step is not None), default=None)
@@ -393,7 +411,38 @@ class RunState(msgspec.Struct):
             # A step that some ranks have not reported would show fewer tokens than were trained.
             whole = (np.asarray(self.reported) >= self.world_size) & (tokens > 0) & (step_ns > 0)
             rate = np.where(whole, tokens / step_ns * 1e9, np.nan)
-        return Series(steps=np.asarray(self.steps, dtype=np.int64), loss=loss, step_ns=step_ns, tokens_per_s=rate)
+        return Series(
+            steps=np.asarray(self.steps, dtype=np.int64),
+            loss=loss,
+            loss_known=count > 0,
+            step_ns=step_ns,
+            tokens_per_s=rate,
+        )
+
+
+def check_columns(capture: Capture) -> None:
+    """Raises ValueError when the columns of a capture do not fit each other, so that nobody who reads them must check."""
+    groups: tuple[tuple[list[int], ...], ...] = (
+        (capture.at_ns, capture.delta_bytes, capture.category, capture.module, capture.phase),
+        (capture.op, capture.op_at_ns, capture.op_ns, capture.op_module, capture.op_phase),
+        (capture.span_module, capture.span_at_ns, capture.span_ns),
+        (capture.call_kind, capture.call_module, capture.call_nbytes, capture.call_at_ns, capture.call_ns),
+    )
+    bounds: tuple[tuple[list[int], int], ...] = (
+        (capture.category, len(CATEGORIES)),
+        (capture.phase, len(PHASES)),
+        (capture.op_phase, len(PHASES)),
+        (capture.op, len(capture.op_names)),
+        (capture.call_kind, len(COLLECTIVES)),
+        *((column, len(capture.modules)) for column in (capture.module, capture.op_module, capture.span_module)),
+        (capture.call_module, len(capture.modules)),
+    )
+    if any(len({len(column) for column in group}) > 1 for group in groups):
+        raise ValueError("columns of different lengths")
+    if any(column and max(column) >= bound for column, bound in bounds):
+        raise ValueError("an index without its name")
+    if not capture.error and not len(capture.peak) == len(capture.base) == len(CATEGORIES) + 1:
+        raise ValueError("not a memory per category")
 
 
 def _dropped(rank: RankState) -> int:

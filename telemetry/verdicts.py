@@ -218,17 +218,14 @@ def failure(run: RunView) -> Iterator[Verdict]:
     """A run that ended badly says so before anything else."""
     if run.ended is None or run.ended.state not in ("failed", "lost"):
         return
-    who = f"rank {run.ended.failed_rank}" if run.ended.failed_rank is not None else "the run"
     yield Verdict(
         kind=run.ended.state,
         severity="bad",
-        what=f"{who} failed: {run.ended.reason}"
-        if run.ended.state == "failed"
-        else f"the run was lost: {run.ended.reason}",
+        what=f"the run {'failed' if run.ended.state == 'failed' else 'was lost'}: {run.ended.reason}",
         expected=None,
         measured=None,
         unit="",
-        reason=run.ended.log_tail[-1] if run.ended.log_tail else "",
+        reason="",
         next="read its log (o)",
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES, Ended, Event, Hello, Launched
+from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES, Capture, Ended, Event, Hello, Launched
 
 Floats = NDArray[np.float64]
 Column = tuple[int | None, ...]
@@ -127,6 +127,8 @@ class RankView:
     missing: Mapping[str, str]
     goodbye: str
     """"finished", "stopped", "error", or "" while it has not said one."""
+    captures: tuple[Capture, ...] = ()
+    """The newest deep captures of this rank, the newest last."""
     throttle: tuple[str, ...] | None = None
     """Why the GPU does not run at its full clock, in words; empty: it does; None: not known."""
     other_processes: tuple[tuple[int, int | None], ...] | None = None
@@ -140,6 +142,8 @@ class Series:
     steps: NDArray[np.int64]
     loss: Floats
     """Mean over the ranks that reported."""
+    loss_known: NDArray[np.bool_]
+    """Whether any did: a loss that was measured as NaN is known."""
     step_ns: Floats
     """The slowest rank's."""
     tokens_per_s: Floats

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdp_tui.telemetry.messages import CATEGORIES, PHASES
+from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
+from fsdp_tui.telemetry.peak import why
 from fsdp_tui.telemetry.report import METRICS, compare, last_loss
 from fsdp_tui.telemetry.view import RankView, RunView, category, model_states, total
 from fsdp_tui.tui import format as fmt
@@ -89,6 +90,7 @@ def summary(run: RunView) -> str:
         lines += ["step phases  " + "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in known), ""]
     if run.units:
         lines += [unit_table(run), ""]
+    lines += [f"captured  {capture_line(rank.captures[-1])}" for rank in run.ranks if rank.captures]
     lines += [f"{MARKS[v.severity]} {v.what}" + (f": {v.reason}" if v.reason else "") for v in run.verdicts]
     lines += [f"· {probe}: {said}" for probe, said in run.probes.items() if said != "ok"]
     if run.ended and run.ended.state == "failed" and run.ended.log_tail:
@@ -97,6 +99,32 @@ def summary(run: RunView) -> str:
         f"telemetry: {fmt.duration(run.overhead_ns)} per step on the training thread, {run.dropped} dropped, "
         f"{run.bad_records} bad records"
     )
+    return "\n".join(lines)
+
+
+def capture_line(capture: Capture) -> str:
+    """One rank's captured step in a line."""
+    where = f"rank {capture.rank} step {capture.step:,}"
+    if capture.error:
+        return f"{where}: {capture.error}"
+    return f"{where}  peak {fmt.size(capture.peak[-1])} in {why(capture)}"
+
+
+def captures(taken: Sequence[Capture]) -> str:
+    """What captured steps hold at their peaks, and what could not be seen."""
+    good = [capture for capture in taken if not capture.error]
+    lines = []
+    if good:
+        shown = [name for at, name in enumerate(TOTAL_CATEGORIES) if any(capture.peak[at] for capture in good)]
+        columns = [[capture.peak[CATEGORIES.index(name)] for capture in good] for name in shown]
+        columns.append([capture.peak[-1] for capture in good])
+        unit = fmt.scale_for([value for column in columns for value in column])
+        header = [f"peak ({unit.name})", *shown, "total"]
+        cells = [fmt.column(column, unit, title=title) for column, title in zip(columns, header[1:], strict=True)]
+        rows = [[f"rank {capture.rank}", *(column[at] for column in cells)] for at, capture in enumerate(good)]
+        lines += [table(header, rows), ""]
+    lines += [capture_line(capture) for capture in taken]
+    lines += [f"· {limit}" for limit in dict.fromkeys(limit for capture in good for limit in capture.limits)]
     return "\n".join(lines)
 
 
@@ -174,13 +202,14 @@ def share_lines(runs: Sequence[RunView]) -> list[str]:
         known = [held for rank in run.ranks if (held := model_states(rank.memory)) is not None]
         return max(known) if known and len(known) == len(run.ranks) else None
 
-    whole = next((states(run) for run in runs if run.effective in ("single", "ddp")), None)
-    if not whole:
+    yardstick = next((run for run in runs if run.effective in ("single", "ddp")), None)
+    whole = states(yardstick) if yardstick else None
+    if not yardstick or not whole:
         return []
     lines = []
     for run in runs:
         held = states(run)
-        if held and run.effective not in ("single", "ddp"):
+        if held and run.effective not in ("single", "ddp") and run.params == yardstick.params:
             lines.append(
                 f"{column_name(run)} keeps 1/{whole / held:.2f} of the unsharded model states per rank ({run.world_size} ranks)"
             )

@@ -107,7 +107,7 @@ async def test_ended_runs_say_how(state: str, mark: str) -> None:
         assert mark in text
         assert "ended 0 s ago" in text
         if state == "failed":
-            assert "rank 1 failed: ValueError: no more data" in text
+            assert "the run failed: ValueError: no more data" in text
 
 
 async def test_paused_training() -> None:

@@ -339,12 +339,13 @@ class RunScreen(View):
         window = (x[-1] - last, float("inf")) if last and len(x) else None
         span = f" · last {last:,} steps" if last else ""
         title_of(
-            loss, f"loss {fmt.number(last_known(losses))}{trend(losses)}{' · log' if self.log_scale else ''}{span}"
+            loss,
+            f"loss {fmt.number(last_known(losses[run.series.loss_known[:whole]]))}{trend(losses)}{' · log' if self.log_scale else ''}{span}",
         )
         smooth = 1 if len(x) < 200 else min(50, len(x) // 40)
         loss.show_plot(
             Plot(
-                series=[Series(x, losses, smooth=smooth, known=~np.isnan(losses))],
+                series=[Series(x, losses, smooth=smooth, known=run.series.loss_known[:whole])],
                 log=self.log_scale,
                 window=window,
             )
@@ -538,9 +539,8 @@ def rank_flag(run: RunView, rank: RankView) -> str:
 
 
 def last_known(values: NDArray[np.float64]) -> float | None:
-    """The newest value that is not NaN."""
-    known = values[~np.isnan(values)]
-    return float(known[-1]) if known.size else None
+    """The newest value; None when there is none."""
+    return float(values[-1]) if values.size else None
 
 
 def trend(losses: NDArray[np.float64]) -> str:

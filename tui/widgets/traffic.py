@@ -112,6 +112,8 @@ def _exposed(run: RunView, phase: str, kinds: Sequence[str]) -> int | None:
     """0 where no such collective happens in the phase; None where one does and its waiting time is not known."""
     if phase not in ("forward", "backward"):
         return 0
+    if run.comm.exposed_ns is None and (run.units or run.buckets):
+        return None  # no step after the first has told yet, or nobody measures it
     parts = [part for part in _parts(run, phase, kinds) if part.per_step]
     known = [part.exposed_ns for part in parts if part.exposed_ns is not None]
     return None if len(known) < len(parts) else sum(known)

@@ -114,4 +114,4 @@ def test_failure_comes_first() -> None:
         Ended(state="failed", ended_ns=1, exit_codes={"1": 7}, failed_rank=1, reason="exit code 7", log_tail=["boom"])
     )
     verdict = state.view().verdicts[0]
-    assert (verdict.severity, verdict.reason) == ("bad", "boom")
+    assert (verdict.severity, verdict.what) == ("bad", "the run failed: exit code 7")
