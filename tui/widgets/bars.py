@@ -117,6 +117,12 @@ def group_bytes(memory: Sequence[Sequence[int | None] | None], *, device: bool) 
     return groups, total
 
 
+def _beside_torch(memory: Sequence[Sequence[int | None] | None]) -> Floats:
+    """Bytes of the device that torch cannot have (cache it can), as far as they are known."""
+    at = [CATEGORIES.index(name) for name in ("non_torch", "others")]
+    return np.array([sum((row[i] or 0 for i in at), 0) if row else 0 for row in memory], dtype=float)
+
+
 def round_scale(value: float) -> float:
     """The next round number of bytes: a bar that ends at it can be read (1, 1.5, 2, 3, 4, 6 or 8 times 2**n, and so on)."""
     if not np.isfinite(value) or value <= 0:
@@ -155,7 +161,7 @@ def rank_bars(
     capacity = float(capacity_bytes) if capacity_bytes else None
     largest = _nanmax(np.concatenate([total, peak, np.nansum(groups, axis=1), [ideal_bytes or 0]]))
     scale = capacity or round_scale(largest)
-    free = capacity - peak if capacity else None
+    free = capacity - peak - _beside_torch(memory) if capacity else None
     unit = scale_for([scale])
     columns = [
         Column("now", total),

@@ -230,3 +230,14 @@ def test_the_legend_shortens_its_words_before_it_leaves_any_out() -> None:
         assert all(re.search(rf"\b{group.key}\b", text) for group in GROUPS)
         assert "┃" in text
         assert "64.0 GiB" in text
+
+
+def test_free_memory_is_what_torch_can_still_have() -> None:
+    """Of 80 GiB: 30 at the peak, 2 beside torch and 8 of others are gone; the cache is torch's own. Unknown is not there."""
+    rows = [
+        memory(param_shard=20, cache=5, non_torch=2, others=8),
+        memory(param_shard=20, cache=5, non_torch=None, others=None),
+    ]
+    bars = rank_bars([0, 1], rows, peak_bytes=[30 * GIB] * 2, capacity_bytes=80 * GIB, device=True)
+    free = next(column for column in bars.columns if column.title == "free")
+    assert [value / GIB for value in np.asarray(free.values, dtype=float)] == [40, 50]
