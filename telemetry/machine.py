@@ -6,7 +6,6 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,8 @@ class Machine:
 @cache
 def this_machine() -> Machine:
     """Reads the installed torch's metadata and asks NVML for devices; a CPU build of torch has none."""
+    from importlib.metadata import PackageNotFoundError, version  # a tenth of the program's start, so not at the top
+
     try:
         torch = version("torch")
     except PackageNotFoundError:

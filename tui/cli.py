@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from fsdp_tui import __version__
+import fsdp_tui
 from fsdp_tui.telemetry.launch import OPTIONS, LaunchSpec
 
 DESCRIPTION = """See inside PyTorch FSDP training: memory per rank by category, communication per unit and loss, live and compared.
@@ -27,10 +27,18 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(f"fsdp-tui {fsdp_tui.__version__}")
+        raise SystemExit(0)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The whole grammar. The script of run and sweep and its arguments are split off before (`split_script`)."""
     parser = _Parser(prog="fsdp-tui", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", action="version", version=f"fsdp-tui {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     demo = commands.add_parser("demo", help="train the built-in demo model, watched")
@@ -69,6 +77,17 @@ def build_parser() -> argparse.ArgumentParser:
         ("resume", "let a paused run go on"),
     ):
         _read_command(commands, word, help_text)
+    capture = _read_command(
+        commands, "capture", "every allocation and free of one step of a live run; returns when it is there"
+    )
+    capture.add_argument("--ranks", default="all", metavar="0,1|all", help="of which ranks (default: all)")
+    _output_options(capture, "also write it to FILE")
+    export = commands.add_parser(
+        "export", help="the newest captures of a run as a trace for ui.perfetto.dev, or as JSON"
+    )
+    export.add_argument("run", metavar="RUN", help="id, unique prefix, name (the newest of it) or last")
+    export.add_argument("--ranks", default="all", metavar="0,1|all", help="of which ranks (default: all)")
+    _output_options(export, "write to FILE instead of stdout")
     compare = _read_command(commands, "compare", "two or more runs side by side", run=False)
     compare.add_argument("runs", metavar="RUN", nargs="+")
     remove = commands.add_parser("rm", help="delete recorded runs")
@@ -85,6 +104,13 @@ def _read_command(commands: Any, name: str, help_text: str, *, run: bool = True)
         parser.add_argument("run", metavar="RUN", help="id, unique prefix, name (the newest of it) or last")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     return parser
+
+
+def _output_options(parser: argparse.ArgumentParser, help_text: str) -> None:
+    parser.add_argument(
+        "--format", choices=("perfetto", "json"), default="perfetto", help="of the file (default perfetto)"
+    )
+    parser.add_argument("--output", "-o", metavar="FILE", help=help_text)
 
 
 def _add_launch_options(parser: argparse.ArgumentParser, *, demo_options: bool, sweep: bool = False) -> None:
