@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import psutil
+import pytest
 
 from .conftest import PROGRAM, Program
 from .terminal import Terminal
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(fsdp_tui: Program) -> Iterator[None]:
+    """A dashboard that a failed test leaves behind leaves its run too: that is what users want of it."""
+    yield
+    for entry in fsdp_tui.json("runs"):
+        if entry["live"]:
+            fsdp_tui("stop", entry["id"])
 
 
 def processes_of(program: Program) -> list[str]:
