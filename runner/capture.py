@@ -214,15 +214,36 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _operator(self, func: Any, args: tuple[Any, ...], result: Any, began: int, ended: int) -> None:
         if self._dead:
             self._drain()
-        phase, module = PHASES.index(self._phases.current), self._where()
-        for tensor in _tensors(args):
-            self._argument(tensor, ended, module, phase)
-        for tensor in _tensors((result,)):
-            self._result(tensor, ended, module, phase)
+        current = self._phases.current
+        phase, module = PHASES.index(current), self._where()
+        if current != OPTIMIZER:  # whatever it works on is the training's, and known; its many operators are cheap
+            for value in args:
+                self._look(value, False, ended, module, phase)
+        self._look(result, True, ended, module, phase)
         name = self._op_names.get(func)
         if name is None:
             name = self._op_names[func] = len(self._op_names)
         self._ops.append((name, began, ended, module, phase))
+
+    def _look(self, value: Any, made: bool, at_ns: int, module: int, phase: int) -> None:
+        """Looks at what an operator has got or made: a tensor, or a list of them."""
+        if isinstance(value, Tensor):
+            try:
+                storage = value.untyped_storage()
+            except (RuntimeError, NotImplementedError):  # sparse, or a kind without a storage of its own
+                return
+            known = self._live.get(storage._cdata)
+            if known is not None:
+                if made and known.nbytes != (nbytes := storage.nbytes()):
+                    self._resized(known, nbytes, at_ns, module, phase)
+            elif value.device.type == self._device_type:
+                if made:
+                    self._add(storage, storage.nbytes(), self._born_as(phase), at_ns, module, phase)
+                else:
+                    self._unknown(storage, at_ns, module, phase)
+        elif isinstance(value, (tuple, list)):
+            for part in value:
+                self._look(part, made, at_ns, module, phase)
 
     def _where(self) -> int:
         """The module that works now: the innermost forward, FSDP's unit, or in backward the one whose node runs."""
@@ -238,22 +259,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._backward_module
         return 0
 
-    def _result(self, tensor: Tensor, at_ns: int, module: int, phase: int) -> None:
-        storage = _storage(tensor)
-        if storage is None:
-            return
-        known = self._live.get(storage._cdata)
-        if known is None:
-            if tensor.device.type == self._device_type:
-                self._add(storage, storage.nbytes(), self._born_as(phase), at_ns, module, phase)
-        else:
-            self._resized(known, storage.nbytes(), at_ns, module, phase)
-
-    def _argument(self, tensor: Tensor, at_ns: int, module: int, phase: int) -> None:
+    def _unknown(self, storage: torch.UntypedStorage, at_ns: int, module: int, phase: int) -> None:
         """What comes in without having been seen to be made was there before, or was made where nobody sees."""
-        storage = _storage(tensor)
-        if storage is None or storage._cdata in self._live or tensor.device.type != self._device_type:
-            return
         nbytes = storage.nbytes()
         if nbytes in self._buckets and nbytes <= self._opaque[COMM]:
             category = COMM
@@ -383,9 +390,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The unit holds other memory than before."""
         self._claim(self._ledger.tensors_around(owner))
 
-    def boundary(self) -> None:
-        """A phase begins or ends."""
-        self._claim(self._ledger.tensors())
+    def boundary(self, *, claim: bool = False) -> None:
+        """A phase begins or ends. `claim`: things have new owners without an event, as gradients after backward."""
+        if claim:
+            self._claim(self._ledger.tensors())
+        else:
+            self._drain()
         self._span += 1
 
     def backward_begins(self) -> None:
@@ -603,21 +613,6 @@ def _longest(entries: list[Any], lengths: list[int]) -> list[Any]:
     if len(entries) <= ROWS_MAX:
         return entries
     return [entries[at] for at in sorted(np.argsort(lengths)[-ROWS_MAX:].tolist())]
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    try:
-        return tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):  # sparse, or a kind without a storage of its own
-        return None
 
 
 def _compiled(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -145,6 +145,8 @@ class Ledger:
         self.looking = True
         self.stepped = False
         """Whether an optimizer has stepped since the step began."""
+        self.captured = False
+        """Whether the step is captured: then what the heap grows by is the capture's own."""
 
         self._static: dict[str, int] = {}
         self._structure: tuple[int, ...] = ()
@@ -372,7 +374,7 @@ class Ledger:
         taken = self._allocator.settled()
         reserved = self._allocator.reserved()
         if self._device_type == "cpu":
-            grown = self._growth(taken, known)
+            grown = 0 if self.captured else self._growth(taken, known)
             if tally is not None or self._step in WALK_AT_STEPS or (grown and self._step >= self._next_search):
                 tally = tally or self.walk()
                 self._unexplained = unknown_bytes(tally.seen, self._device_type)

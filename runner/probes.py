@@ -71,9 +71,9 @@ class Probes:
         if (capture := self.capture) is not None:
             self._guarded("capture", lambda: capture.changed(owner))
 
-    def _captured_boundary(self) -> None:
+    def _captured_boundary(self, *, claim: bool = False) -> None:
         if (capture := self.capture) is not None:
-            self._guarded("capture", capture.boundary)
+            self._guarded("capture", lambda: capture.boundary(claim=claim))
 
     # Events of FSDP
 
@@ -200,7 +200,7 @@ class Probes:
         self._backward_depth -= 1
         if self._backward_depth > 0:
             return
-        self._captured_boundary()
+        self._captured_boundary(claim=True)
         self._refresh()
         self._guarded("phases", lambda: self._leave(BACKWARD))
 
@@ -222,7 +222,7 @@ class Probes:
         self._guarded("phases", lambda: self._enter(OPTIMIZER, comm.OTHER))
 
     def optimizer_ends(self) -> None:
-        self._captured_boundary()
+        self._captured_boundary(claim=True)
         self._guarded("phases", lambda: self._leave(OPTIMIZER))
         if (ledger := self.ledger) is not None:
             self._guarded("memory", ledger.optimizer_returned)

@@ -354,29 +354,35 @@ class WatchedRun(Run):
         """Captures the step that begins now, if this rank was asked."""
         if command.ranks and self._rank not in command.ranks:
             return
-        probes, wrapped = self.probes, self._wrapped
+        probes = self.probes
         ledger = probes.ledger
         if ledger is None or not probes.on or isinstance(self._sender, _Nobody):
             why = probes.said("memory", self._checks["memory"]) if probes.on else "the step is not watched"
             self._sender.put(failed(self._rank, self.steps + 1, command, why))
             return
-        buckets = self._buckets if wrapped.ddp is not None and ledger.buckets else []
+        try:
+            self._start_capture(ledger, command)
+        except Exception as error:  # noqa: BLE001  # no result, and the training goes on
+            self._sender.put(failed(self._rank, self.steps + 1, command, f"{type(error).__name__}: {error}"))
+
+    def _start_capture(self, ledger: Ledger, command: Command) -> None:
+        wrapped = self._wrapped
+        model: Any = self._model
         tracker = Tracker(
-            wrapped.ddp.module if wrapped.ddp is self._model else self._model,
+            model.module if wrapped.ddp is model else model,
             ledger,
-            probes.phases,
+            self.probes.phases,
             self._device.type,
             plain=wrapped.plain,
-            buckets=buckets,
+            buckets=self._buckets if wrapped.ddp is not None and ledger.buckets else [],
             name_of=structure.unit_name,
         )
-        self._capturing = tracker, command
         if not ledger.looking:
             ledger.start_step()  # so that this step has the ledger's figures too
-        probes.capture = tracker
+        self._capturing, self.probes.capture, ledger.captured = (tracker, command), tracker, True
         try:
             tracker.start()
-        except Exception as error:  # noqa: BLE001  # no result, and the training goes on
+        except Exception as error:  # noqa: BLE001  # its answer is the failure
             tracker.fail(error)
 
     def _end_capture(self) -> None:
@@ -442,6 +448,7 @@ class WatchedRun(Run):
         self._pending.append(_Pending(step, times, calls, held))
         self._send_ready(all_of_them=False)
         if ledger is not None:
+            ledger.captured = False
             ended = time.perf_counter_ns()
             if not self._was_captured:  # its cost is no look's
                 self._looks.took(self.steps, ended - self._began, overhead + ended - began)

@@ -11,7 +11,7 @@ import contextlib
 import struct
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -282,8 +282,10 @@ class RunClient:
 
     # Commands
 
-    def command(self, kind: str) -> wire.Reply:
-        """Asks all ranks to "stop", "pause" or "resume"; returns when they have it, which is before they do it.
+    def command(self, kind: str, ranks: Sequence[int] = ()) -> wire.Reply:
+        """Asks all ranks to "stop", "pause", "resume" or "capture"; returns when they have it, which is before they do it.
+
+        `ranks` are those that a capture is of; empty: all. Its results come as captures with the id of the reply.
 
         Raises:
             CommandRefused: the run is over, or its hub does not answer or does not take it.
@@ -294,7 +296,7 @@ class RunClient:
             raise CommandRefused(f"run {self.entry.id} was opened with a view.json, which may only look")
         if self._control is None:
             self._control = wire.connect(self._context, zmq.DEALER, self._endpoints["control"])
-        request = Command(id=uuid.uuid4().hex, kind=kind)
+        request = Command(id=uuid.uuid4().hex, kind=kind, ranks=list(ranks))
         deadline_s = time.monotonic() + REPLY_S
         while time.monotonic() < deadline_s:
             with contextlib.suppress(zmq.Again):

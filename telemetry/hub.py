@@ -25,6 +25,7 @@ from fsdp_tui.telemetry.messages import (
     Ack,
     BadMessage,
     Beat,
+    Capture,
     Comm,
     Command,
     Ended,
@@ -37,6 +38,7 @@ from fsdp_tui.telemetry.messages import (
     decode,
     encode,
 )
+from fsdp_tui.telemetry.peak import why
 from fsdp_tui.telemetry.recording import Recorder, RecordingError, last_message_ns, load_state
 from fsdp_tui.telemetry.rundir import (
     VIEWER_SOCKETS,
@@ -73,6 +75,18 @@ LIVE_PER_BATCH = 100
 LIVE_BURST = 2_000
 """What a quiet second before leaves room for at once."""
 LINGER_MS = 500
+CAPTURE_S = 60.0
+"""So long a capture may take before another one may be asked for all the same."""
+
+
+@dataclass(slots=True)
+class _Capturing:
+    """The capture that was asked for last."""
+
+    id: str
+    missing: set[int]
+    """Ranks whose result has not come yet."""
+    deadline_s: float
 
 
 @dataclass(slots=True)
@@ -106,6 +120,7 @@ class Hub:
         self._waiting: dict[str, _Pending] = {}
         self._standing: dict[str, Command] = {}
         self._acked: set[tuple[bytes, str]] = set()
+        self._capturing: _Capturing | None = None
         self._heard_s: dict[int, float] = {}
         self._gone: set[int] = set()
         self._orphaned_s: float | None = None
@@ -291,6 +306,8 @@ class Hub:
         if self._recorder is not None:
             self._recorder.add(message, body, time.time_ns())
         self._batch.append((message, body))
+        if isinstance(message, Capture):
+            self._captured(message)
         rank = getattr(message, "rank", None)
         if isinstance(rank, int) and not isinstance(message, Event):
             self._heard_s[rank] = time.monotonic()
@@ -299,8 +316,32 @@ class Hub:
             elif isinstance(message, Goodbye):
                 self._send(self._ranks, [wire.rank_identity(rank), wire.GOODBYE, b""])
 
-    def _event(self, kind: str, severity: str, text: str, rank: int | None = None) -> None:
-        self._take(Event(at_ns=time.time_ns(), kind=kind, severity=severity, text=text, rank=rank))
+    def _event(self, kind: str, severity: str, text: str, rank: int | None = None, step: int | None = None) -> None:
+        self._take(Event(at_ns=time.time_ns(), kind=kind, severity=severity, text=text, rank=rank, step=step))
+
+    def _captured(self, capture: Capture) -> None:
+        """Says so once all ranks that were asked have sent theirs; a rank that could not is said at once."""
+        if capture.error:
+            text = f"rank {capture.rank} could not capture step {capture.step:,}: {capture.error}"
+            self._event("capture_failed", "warn", text, capture.rank, capture.step)
+        asked = self._capturing
+        if asked is None or asked.id != capture.id:
+            return
+        asked.missing.discard(capture.rank)
+        if asked.missing:
+            return
+        self._capturing = None
+        self._standing.pop("capture", None)  # not for a rank that comes later
+        taken = [
+            one
+            for known in self.state.ranks.values()
+            for one in known.captures
+            if one.id == capture.id and not one.error
+        ]
+        if taken:
+            highest = max(taken, key=lambda one: one.peak[-1] or 0)
+            text = f"step {capture.step:,} captured on {len(taken)} ranks; rank {highest.rank}: {why(highest)}"
+            self._event("captured", "ok", text, step=capture.step)
 
     # Viewers
 
@@ -356,7 +397,7 @@ class Hub:
             self._reply(client, self._replies[command.id])
         elif command.id in self._waiting:
             self._waiting[command.id].client = client
-        elif command.kind not in ("stop", "pause", "resume"):
+        elif command.kind not in ("stop", "pause", "resume", "capture"):
             self._reply(client, wire.Reply(id=command.id, accepted=False, text=f"unknown command {command.kind!r}"))
         elif self.state.state in ENDED:
             self._reply(
@@ -365,18 +406,34 @@ class Hub:
         elif command.kind != "stop" and not self._present():
             text = "no rank is listening: it has not started yet, or runs without telemetry"
             self._reply(client, wire.Reply(id=command.id, accepted=False, text=text))
+        elif command.kind == "capture" and (refusal := self._capture_refused(command)):
+            self._reply(client, wire.Reply(id=command.id, accepted=False, text=refusal))
         else:
             self._waiting[command.id] = _Pending(client, command, time.monotonic() + REPLY_S)
             self._order(command)
 
+    def _capture_refused(self, command: Command) -> str:
+        """Why this capture is not taken, or ""."""
+        present = self._present()
+        absent = sorted(set(command.ranks) - set(present))
+        if absent:
+            return f"rank {absent[0]} is not there: the run has ranks {', '.join(map(str, sorted(present)))}"
+        if self._capturing is not None and time.monotonic() < self._capturing.deadline_s:
+            return "another capture is being taken"
+        return ""
+
     def _order(self, command: Command) -> None:
         """Gives a command to every rank, and stop also to the launcher, until they have it."""
+        if command.kind == "capture":
+            # The clock, so that a hub that replaces this one goes on counting.
+            command = msgspec.structs.replace(command, number=time.time_ns())
+            wanted = set(command.ranks or self._present())
+            self._capturing = _Capturing(command.id, wanted, time.monotonic() + CAPTURE_S)
         if command.kind == "stop" and "stop" in self._standing:
             command = self._standing["stop"]
         else:
-            said = {"stop": "stop asked for", "pause": "pause asked for", "resume": "resume asked for"}
             self._take(command)
-            self._event(f"{command.kind}_requested", "note", said[command.kind])
+            self._event(f"{command.kind}_requested", "note", f"{command.kind} asked for")
         if command.kind == "resume":
             self._standing.pop("pause", None)
         if command.kind == "pause":

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from fsdp_tui.telemetry.messages import (
     PHASES,
     BadMessage,
+    Capture,
     Comm,
     Event,
     Message,
@@ -145,7 +146,7 @@ class Recorder:
     def add(self, message: Message, body: bytes, at_ns: int) -> None:
         """Remembers a message for the next flush."""
         rank = getattr(message, "rank", None)
-        step = message.step if isinstance(message, Step | Comm) else None
+        step = message.step if isinstance(message, Step | Comm | Capture) else None
         self._pending.append(_Row(type(message).__name__.lower(), rank, step, at_ns, body, message))
         self._pending_bytes += len(body)
         while self._pending_bytes > PENDING_BYTES and len(self._pending) > 1:

@@ -400,6 +400,7 @@ class RunState(msgspec.Struct):
             goodbye=state.goodbye.reason if state.goodbye else "",
             throttle=None if state.gauge is None or state.gauge.throttle is None else tuple(state.gauge.throttle),
             other_processes=None if state.gauge is None or state.gauge.others is None else tuple(state.gauge.others),
+            captures=tuple(state.captures),
         )
 
     def _series(self) -> Series:

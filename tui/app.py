@@ -210,13 +210,14 @@ class Dashboard(App[int]):
             yield from stack
 
     def command(self, kind: str) -> None:
-        """Passes "stop", "pause" or "resume" to the open run, and says what came of it."""
+        """Passes "stop", "pause", "resume" or "capture" to the open run, and says what came of it."""
         if self.feed is None:
             return
         said = {
             "stop": "stopping: all ranks leave after the step they agree on",
             "pause": "holding: all ranks wait after the step they agree on",
             "resume": "the training goes on",
+            "capture": "the next step is captured; an event says when it is there, and a rank's details tell of it",
         }[kind]
 
         def answered(problem: str) -> None:

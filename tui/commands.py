@@ -23,10 +23,11 @@ import numpy as np
 from fsdp_tui.telemetry.client import RunClient, open_run
 from fsdp_tui.telemetry.launch import LaunchSpec, StartError, problems, start
 from fsdp_tui.telemetry.machine import this_machine
-from fsdp_tui.telemetry.messages import ENDED
+from fsdp_tui.telemetry.messages import ENDED, Capture
 from fsdp_tui.telemetry.report import compare, show
 from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve
 from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
+from fsdp_tui.telemetry.trace import perfetto, plain, summary
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui import tables
@@ -391,6 +392,93 @@ def _hold(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _ranks(text: str) -> tuple[int, ...]:
+    """The ranks of `--ranks`; empty: all."""
+    if text == "all":
+        return ()
+    words = text.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise CommandError(f"--ranks {text}: expected numbers separated by commas, or all", exit_code=2)
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _capture(parsed: argparse.Namespace) -> int:
+    ranks = _ranks(parsed.ranks)
+    with _opened(parsed.run) as client:
+        _require_live(client, "capture")
+        run_id = client.entry.id
+        asked = client.command("capture", ranks)
+        wanted = set(ranks or asked.ranks or range(client.state.world_size))
+        print(f"asked ranks {', '.join(map(str, sorted(wanted)))} of run {run_id} for a step", file=sys.stderr)
+        if client.state.state == "paused":
+            print("the run is paused: it is captured when it goes on", file=sys.stderr)
+        found = _captures_arriving(client, asked.id, wanted)
+    taken = [capture for capture in found if not capture.error]
+    if parsed.output and taken:
+        _write(parsed.output, trace_document(parsed.format, run_id, taken))
+    print(json.dumps([summary(capture) for capture in found]) if parsed.json else tables.captures(found))
+    return 0 if taken and len(taken) == len(found) else 1
+
+
+def _captures_arriving(client: RunClient, asked_id: str, wanted: set[int]) -> list[Capture]:
+    """Waits for the captures of all ranks asked.
+
+    Raises:
+        CommandError: the run has ended before, or reached no step boundary in time.
+    """
+    found: dict[int, Capture] = {}
+    until = time.monotonic() + COMMAND_PATIENCE_S
+    while True:
+        for rank, known in client.state.ranks.items():
+            for capture in known.captures:
+                if capture.id == asked_id and rank not in found:
+                    found[rank] = capture
+                    print(tables.capture_line(capture), file=sys.stderr, flush=True)
+        if wanted <= found.keys():
+            return [found[rank] for rank in sorted(found)]
+        missing = ", ".join(str(rank) for rank in sorted(wanted - found.keys()))
+        if not client.live or client.state.state in ENDED:
+            raise CommandError(f"run {client.entry.id} ended before ranks {missing} were captured")
+        if time.monotonic() > until:
+            raise CommandError(
+                f"run {client.entry.id}: nothing of ranks {missing} after {COMMAND_PATIENCE_S:.0f} s: no step boundary was reached"
+            )
+        client.poll(100)
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    ranks = _ranks(parsed.ranks)
+    with _opened(parsed.run) as client:
+        run_id = client.entry.id
+        newest = [
+            known.captures[-1]
+            for rank, known in client.state.ranks.items()
+            if known.captures and not known.captures[-1].error and (not ranks or rank in ranks)
+        ]
+    if not newest:
+        raise CommandError(f"run {run_id} has no capture: fsdp-tui capture takes one while it goes on")
+    document = trace_document(parsed.format, run_id, newest)
+    if parsed.output:
+        _write(parsed.output, document)
+    else:
+        print(json.dumps(document))
+    return 0
+
+
+def trace_document(form: str, run_id: str, captures: Sequence[Capture]) -> dict[str, Any]:
+    """The captures in one of the formats of `export`."""
+    return perfetto(run_id, captures) if form == "perfetto" else plain(run_id, captures)
+
+
+def _write(path: str, document: dict[str, Any]) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+    print(f"wrote {path}", file=sys.stderr)
+
+
 def _require_live(client: RunClient, word: str) -> None:
     if not client.live:
         raise CommandError(f"run {client.entry.id} is not live ({client.view().state}): nothing to {word}")
@@ -466,6 +554,8 @@ COMMANDS: dict[str | None, Callable[[argparse.Namespace], int]] = {
     "stop": _stop,
     "pause": _hold,
     "resume": _hold,
+    "capture": _capture,
+    "export": _export,
     "compare": _compare,
     "rm": _rm,
     "prune": _prune,

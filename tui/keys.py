@@ -52,6 +52,7 @@ KEYS: tuple[Key, ...] = (
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
     Key("run.stop", "x,ctrl+k", "stop", "stop run", "Stop the training on all ranks at one step. Asks first.", (RUN,), "run"),
     Key("run.hold", "h", "hold", "hold training", "Hold the training on all ranks at one step (asks first), or let it go on.", (RUN,), "run"),
+    Key("run.capture", "k", "capture", "capture", "Capture the next step on all ranks: every allocation and free of it, and why its peak is where it is.", (RUN,), "run", footer=False),
     Key("run.log_y", "l", "log_y", "log y", "Logarithmic loss axis, or back to linear.", (RUN,), "view"),
     Key("run.moment", "m", "moment", "peak/now", "Memory at the highest moment of the last step, or after its optimizer step, where parameters, gradients and optimizer remain.", (RUN,), "view"),
     Key("sort.reverse", "S", "sort_reverse", "reverse", "Reverse the order.", (RUN, RUNS), "view", footer=False),

@@ -34,7 +34,7 @@ class RunSource(Protocol):
     def view(self) -> RunView: ...
 
     def command(self, kind: str) -> object:
-        """Asks all ranks to "stop", "pause" or "resume".
+        """Asks all ranks to "stop", "pause", "resume" or "capture".
 
         Raises:
             RunError: it was not taken.

@@ -142,6 +142,51 @@ def test_pause_resume_stop(fsdp_tui: Program) -> None:
     assert "not live" in fsdp_tui("stop", "held", code=1).stderr
 
 
+def test_capture_of_a_live_demo(fsdp_tui: Program, tmp_path: Path) -> None:
+    """Asked while it trains: every rank's step with its peak and why; recorded, shown, and exported as a trace and as JSON."""
+    words = ("--headless", "--nproc", "2", "--strategy", "fsdp2:full_shard", "--steps", "100000", "--name", "captured")
+    process = fsdp_tui.start("demo", *words)
+    try:
+        until(lambda: any(r["name"] == "captured" and r["steps"] > 3 for r in fsdp_tui.json("runs")))
+        done = fsdp_tui("capture", "captured", "--json", "-o", str(tmp_path / "trace.json"))
+        taken = json.loads(done.stdout)
+        (chosen,) = fsdp_tui.json("capture", "captured", "--ranks", "1")
+        assert "is not there" in fsdp_tui("capture", "captured", "--ranks", "9", code=1).stderr
+        fsdp_tui("stop", "captured")
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+    assert [one["rank"] for one in taken] == [0, 1]
+    assert len({one["step"] for one in taken}) == 1
+    assert (chosen["rank"], chosen["step"] > taken[0]["step"]) == (1, True)
+    assert done.stderr.count("peak") == 2
+    shown = fsdp_tui.json("show", "captured")
+    for one in taken:
+        parameters = shown["ranks"][one["rank"]]["memory"]["param_shard"]
+        assert one["categories"]["param_shard"] == parameters
+        assert one["peak_bytes"] == sum(value or 0 for name, value in one["categories"].items() if name != "total")
+        assert one["why"].startswith(f"{one['peak_phase']} of {one['peak_module']}: ")
+        assert one["error"] is None
+    assert [one["step"] for one in shown["captures"]] == [taken[0]["step"], taken[0]["step"], chosen["step"]]
+    told = [event["text"] for event in shown["events"] if event["kind"] == "captured"]
+    assert told[0].startswith(f"step {taken[0]['step']} captured on 2 ranks; ")
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in trace} == {0, 1}
+    highest = max(e["args"]["bytes"] for e in trace if e["ph"] == "C" and e["name"] == "total" and e["pid"] == 0)
+    assert highest == taken[0]["peak_bytes"]
+    gathered = [e for e in trace if e["ph"] == "b" and e["name"] == "all_gather" and e["pid"] == 0]
+    assert len(gathered) == 9  # four blocks in forward and in backward, and the root, which is kept
+    plain = json.loads(fsdp_tui("export", "captured", "--format", "json").stdout)
+    assert [one["step"] for one in plain["captures"]] == [taken[0]["step"], chosen["step"]]
+    assert "is not live" in fsdp_tui("capture", "captured", code=1).stderr
+
+
+def test_export_needs_a_capture(fsdp_tui: Program, a: dict[str, Any]) -> None:
+    """One line that says how to get one."""
+    assert "has no capture: fsdp-tui capture" in fsdp_tui("export", "a", code=1).stderr
+    assert "--ranks x" in fsdp_tui("capture", "a", "--ranks", "x", code=2).stderr
+
+
 def test_ctrl_c_stops_by_agreement(fsdp_tui: Program) -> None:
     """The first Ctrl-C is the agreed stop: exit 0."""
     process = fsdp_tui.start("demo", "--headless", "--steps", "100000", "--name", "interrupted")

@@ -8,7 +8,8 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES
+from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
+from fsdp_tui.telemetry.peak import why as why_there
 from fsdp_tui.telemetry.view import RankView, adds_up, category, total
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.keys import RANK, bindings_of
@@ -82,6 +83,8 @@ def write_rank(rank: RankView, width: int) -> list[Row]:
     )
     rows.append(crop([], width))
     rows += _memory(rank, width)
+    if rank.captures:
+        rows += [crop([], width), crop([("last capture", STRONG)], width), *_capture(rank.captures[-1], width)]
     if rank.phases_ns:
         rows.append(crop([], width))
         words = "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in zip(PHASES, rank.phases_ns, strict=False))
@@ -113,6 +116,19 @@ def _gauges(rank: RankView, width: int) -> list[Row]:
             rows += paragraph(words, width, QUIET)
             words = ""
         rows += paragraph(why, width, QUIET, first=[(f"{words:<24}", QUIET), ("not available: ", Ink("note"))])
+    return rows
+
+
+def _capture(capture: Capture, width: int) -> list[Row]:
+    if capture.error:
+        return paragraph(f"step {capture.step:,}: {capture.error}", width, Ink("warn"))
+    rows = paragraph(f"step {capture.step:,}: the peak was in {why_there(capture)}", width, LABEL)
+    levels = [(name, capture.peak[at]) for at, name in enumerate(TOTAL_CATEGORIES)]
+    unit = fmt.scale_for([level for _, level in levels])
+    held = "  ".join(f"{name} {fmt.in_unit(level, unit)}" for name, level in levels if level)
+    rows += paragraph(f"{held}  total {fmt.in_unit(capture.peak[-1], unit)} {unit.name}", width, LABEL)
+    for limit in capture.limits:
+        rows += paragraph(limit, width, QUIET)
     return rows
 
 

@@ -505,6 +505,10 @@ class RunScreen(View):
             lambda answer: self.board.command("pause") if answer == "hold" else None,
         )
 
+    def action_capture(self) -> None:
+        if self._going_on("capture"):
+            self.board.command("capture")
+
     def _going_on(self, word: str) -> bool:
         snapshot = self.board.snapshot
         if snapshot is not None and snapshot.live and snapshot.view.state not in ENDED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdp_tui.telemetry.messages import CATEGORIES, Comm, Hello, Launched, Step, Structure, Unit
+from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, Capture, Comm, Hello, Launched, Part, Step, Structure, Unit
 
 
 def launched(
@@ -109,4 +109,60 @@ def comm(
         nbytes=[400, 200, 200],
         duration_ns=list(durations),
         exposed_ns=list(exposed if exposed is not None else durations),
+    )
+
+
+def capture(rank: int = 0, number: int = 7, *, id: str = "one", error: str = "") -> Capture:
+    """1,000 bytes of parameters; 300 of blocks.0 are gathered, 200 saved, 100 temporary that become a gradient; then all go."""
+    rows = [
+        (10, 300, "param_unsharded", 1, "forward"),
+        (20, 200, "activation", 2, "forward"),
+        (30, 100, "temp", 2, "backward"),
+        (40, -200, "activation", 2, "backward"),
+        (50, -100, "temp", 2, "backward"),
+        (50, 100, "grad_unsharded", 2, "backward"),
+        (60, -300, "param_unsharded", 1, "backward"),
+    ]
+    return Capture(
+        rank=rank,
+        step=number,
+        id=id,
+        began_ns=1_000_000 + rank,
+        step_ns=100,
+        error=error,
+        modules=["", "blocks.0", "blocks.0.up"],
+        base=column(param_shard=1_000),
+        at_ns=[row[0] for row in rows],
+        delta_bytes=[row[1] for row in rows],
+        category=[CATEGORIES.index(row[2]) for row in rows],
+        module=[row[3] for row in rows],
+        phase=[PHASES.index(row[4]) for row in rows],
+        events=len(rows),
+        peak=column(param_shard=1_000, param_unsharded=300, activation=200, temp=100),
+        peak_at_ns=30,
+        peak_phase="backward",
+        peak_module="blocks.0.up",
+        peak_parts=[
+            Part("param_shard", "blocks.0", 1_000, 1),
+            Part("param_unsharded", "blocks.0", 300, 1),
+            Part("activation", "blocks.0.up", 200, 1),
+            Part("temp", "blocks.0", 100, 1, "grad_unsharded"),
+        ],
+        saved_bytes=200,
+        op_names=["aten.mm.default"],
+        op=[0, 0, 0],
+        op_at_ns=[12, 28, 32],
+        op_ns=[8, 2, 8],
+        op_module=[2, 2, 2],
+        op_phase=[PHASES.index(phase) for phase in ("forward", "backward", "backward")],
+        ops=3,
+        span_module=[2],
+        span_at_ns=[11],
+        span_ns=[9],
+        call_kind=[0, 0],
+        call_module=[1, 1],
+        call_nbytes=[300, 300],
+        call_at_ns=[5, 8],
+        call_ns=[4, -1],
+        limits=["something is not seen"],
     )

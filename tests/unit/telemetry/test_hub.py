@@ -24,7 +24,7 @@ from fsdp_tui.telemetry.messages import Ack, Beat, Command, Ended, Event, Goodby
 from fsdp_tui.telemetry.recording import load_state
 from fsdp_tui.telemetry.rundir import ProcessId, paths_of, read_run_file, resolve
 from tests.unit.telemetry.hub_for_tests import HubProcess, here, new_run, until
-from tests.unit.telemetry.messages_for_tests import comm, step, structure
+from tests.unit.telemetry.messages_for_tests import capture, comm, step, structure
 
 
 def event(text: str) -> Event:
@@ -400,3 +400,28 @@ def test_a_stop_that_came_too_late_leaves_the_run_finished(hub: HubProcess) -> N
     ended = load_state(hub.paths.recording).ended
     assert ended is not None
     assert (ended.state, ended.stop_rung) == ("finished", None)
+
+
+def test_a_capture_goes_to_the_ranks_and_comes_back(hub: HubProcess) -> None:
+    """All ranks have the request with one number; a second one waits its turn; an event says that all results are there."""
+    senders = [hub.sender(0), hub.sender(1)]
+    with open_run(hub.paths.id) as client:
+        until(lambda: client.poll(20) is not None and len(client.state.ranks) == 2, "the ranks are there")
+        with pytest.raises(CommandRefused, match="rank 7 is not there: the run has ranks 0, 1"):
+            client.command("capture", [7])
+        reply = client.command("capture", [1])
+        newest = [sender.requested.capture for sender in senders]
+        assert newest[0] == newest[1]
+        assert newest[0] is not None
+        assert (newest[0].id, newest[0].ranks) == (reply.id, [1])
+        assert newest[0].number > 0
+        with pytest.raises(CommandRefused, match="another capture is being taken"):
+            client.command("capture")
+        senders[1].put(capture(1, id=reply.id))
+        until(lambda: client.poll(20) is not None and "captured" in kinds(client), "the event")
+        assert client.state.ranks[1].captures == [capture(1, id=reply.id)]
+        second = client.command("capture")
+        senders[0].put(capture(0, id=second.id, error="no memory probe"))
+        until(lambda: client.poll(20) is not None and "capture_failed" in kinds(client), "the failure is told")
+    hub.end()
+    assert load_state(hub.paths.recording).ranks[1].captures == [capture(1, id=reply.id)]
