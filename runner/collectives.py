@@ -37,8 +37,12 @@ class Call:
 class StepCalls:
     """The calls of one step; columns can be read once `ready`."""
 
-    def __init__(self, clock: Clock, calls: list[Call], on_cpu: bool) -> None:
+    def __init__(
+        self, clock: Clock, calls: list[Call], on_cpu: bool, reductions_ns: tuple[int, int] = (NOT_KNOWN, NOT_KNOWN)
+    ) -> None:
         self._clock, self._calls, self._on_cpu = clock, calls, on_cpu
+        self.reductions_ns = reductions_ns
+        """DDP's buckets together: their time, and the part of it that compute waited for."""
 
     def ready(self) -> bool:
         return all(
@@ -72,7 +76,8 @@ class StepCalls:
 
     def _exposed(self, call: Call, duration: int) -> int:
         if self._on_cpu:
-            return call.waited_ns if call.asynchronous else duration
+            # Waking up after it was complete is no part of it.
+            return min(call.waited_ns, duration) if call.asynchronous else duration
         if call.unit == NO_UNIT and not call.asynchronous:
             return duration  # nobody's stream but compute's own, such as gradient clipping's
         if duration == NOT_KNOWN or call.needed is None:
@@ -97,6 +102,8 @@ class Collectives:
         """Unit -> when compute came to need a gather that was not issued yet."""
         self._reductions: list[Call] = []
         """On CUDA, those that compute has not come to need yet."""
+        self._reductions_ns: list[tuple[int, int]] = []
+        """DDP's, one per backward of the step."""
         self._group_index: dict[int, int] = {}
         self.groups: list[list[int]] = []
         self.phase = OTHER
@@ -168,8 +175,9 @@ class Collectives:
             call.needed = self._clock.mark()
         self._reductions = [call for call in self._reductions if call not in waiting]
 
-    def buckets_reduced(self, sizes: list[int]) -> None:
-        """DDP: one all-reduce per bucket took place; when is not known."""
+    def buckets_reduced(self, sizes: list[int], times_ns: tuple[int, int] | None) -> None:
+        """DDP: one all-reduce per bucket took place in this backward; when, is known only of all together."""
+        self._reductions_ns.append(times_ns or (NOT_KNOWN, NOT_KNOWN))
         for at, nbytes in enumerate(sizes):
             self._calls.append(
                 Call(FIRST_BUCKET - at, ALL_REDUCE, BACKWARD, self._index(None), nbytes, None, asynchronous=True)
@@ -180,7 +188,10 @@ class Collectives:
         taken, self._calls = self._calls, []
         self._last_gather.clear()
         self._reductions = []
-        return StepCalls(self._clock, taken, self._on_cpu)
+        times, self._reductions_ns = self._reductions_ns, []
+        known = bool(times) and all(span != NOT_KNOWN for span, _ in times)
+        together = (sum(span for span, _ in times), sum(exposed for _, exposed in times))
+        return StepCalls(self._clock, taken, self._on_cpu, together if known else (NOT_KNOWN, NOT_KNOWN))
 
     def _index(self, group: Any) -> int:
         known = self._group_index.get(id(group))

@@ -39,6 +39,9 @@ class Probes:
         self.tokens = 0
         self.tokens_known = False
         self.after_forward: Callable[[], None] | None = None
+        """Called once, after the first."""
+        self.after_backward: Callable[[], None] | None = None
+        """Called after each."""
         self._backward_depth = 0
 
     @property
@@ -203,6 +206,8 @@ class Probes:
         self._captured_boundary(claim=True)
         self._refresh()
         self._guarded("phases", lambda: self._leave(BACKWARD))
+        if (after := self.after_backward) is not None:
+            self._guarded("collectives", after)
 
     def _look_near_loss(self, loss: Tensor) -> None:
         def look(*_: Any) -> None:

@@ -233,7 +233,9 @@ class WatchedRun(Run):
         self._checks = {
             "memory": wrapped.check,
             "activations": heap_said,
-            "collectives": torch_dist.check() if wrapped.api != "ddp" else torch_ddp.NO_TIMES,
+            "collectives": torch_dist.check()
+            if wrapped.ddp is None
+            else torch_ddp.check_times(wrapped.ddp, self._device.type),
             "phases": OK,
             "input": not_available("the loop does not iterate over run.batches(...)"),
         }
@@ -293,6 +295,10 @@ class WatchedRun(Run):
         probes, interposer = self.probes, self._interposer
         if self._checks["collectives"] == OK:
             torch_dist.install(interposer, probes)
+        if self._wrapped.ddp is not None and self._wrapped.check == OK:
+            probes.after_backward = self._buckets_reduced
+            if self._checks["collectives"] == torch_ddp.TOGETHER:
+                torch_ddp.time_every_step(self._wrapped.ddp, on=True)
         if self._wrapped.install is not None:
             self._wrapped.install(interposer, probes)
 
@@ -329,6 +335,8 @@ class WatchedRun(Run):
             hook.remove()
         self._hooks.clear()
         self._interposer.remove()
+        if self.probes.after_backward is not None and self._checks["collectives"] == torch_ddp.TOGETHER:
+            torch_ddp.time_every_step(self._wrapped.ddp, on=False)
 
     # A step
 
@@ -416,11 +424,6 @@ class WatchedRun(Run):
             peak, peak_phase, peak_unit = self._peak
         calls = None
         if probes.collectives is not None:
-            if self._wrapped.ddp is not None and self._wrapped.check == OK:
-                if self.steps <= BUCKETS_SETTLE:
-                    self._buckets = torch_ddp.bucket_bytes(self._wrapped.ddp)
-                if torch_ddp.reduces(self._wrapped.ddp):
-                    probes.collectives.buckets_reduced(self._buckets)
             calls = probes.collectives.take()
         if tokens is None and probes.tokens_known:
             tokens = probes.tokens
@@ -455,6 +458,16 @@ class WatchedRun(Run):
             self._began = ended
             ledger.start_step(look=self._looks.at(self.steps + 1))
 
+    def _buckets_reduced(self) -> None:
+        """A backward of DDP is over: it has reduced every bucket in it, unless it was told not to."""
+        ddp, collectives = self._wrapped.ddp, self.probes.collectives
+        if collectives is None or not torch_ddp.reduces(ddp):
+            return
+        if self.steps < BUCKETS_SETTLE:
+            self._buckets = torch_ddp.bucket_bytes(ddp)
+        timed = self._checks["collectives"] == torch_ddp.TOGETHER
+        collectives.buckets_reduced(self._buckets, torch_ddp.reduction_times(ddp) if timed else None)
+
     def _send_ready(self, *, all_of_them: bool) -> None:
         while self._pending:
             waiting = self._pending[0]
@@ -474,7 +487,17 @@ class WatchedRun(Run):
             self._sender.put(step)
             if waiting.calls is not None:
                 columns = waiting.calls.columns()
-                self._sender.put(Comm(rank=self._rank, seq=self._next_seq(), step=step.step, **columns))
+                span, exposed = waiting.calls.reductions_ns
+                self._sender.put(
+                    Comm(
+                        self._rank,
+                        self._next_seq(),
+                        step.step,
+                        **columns,
+                        reductions_ns=span,
+                        reductions_exposed_ns=exposed,
+                    )
+                )
 
     def _next_seq(self) -> int:
         self._seq += 1

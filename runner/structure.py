@@ -147,6 +147,10 @@ def _fsdp2_text(wrapped: Wrapped, groups: list[Any], names: list[str]) -> str:
 def detail_of(model: nn.Module, wrapped: Wrapped) -> Detail:
     """What was asked for and what came of it, for the record."""
     detail: Detail = {"shard_group": wrapped.shard_group, "replicas": wrapped.replicas, "units": len(wrapped.units)}
+    if wrapped.check == OK and wrapped.api == "fsdp1":
+        detail |= torch_fsdp1.prefetching(model)
+    elif wrapped.check == OK and wrapped.api == "fsdp2":
+        detail |= torch_fsdp2.prefetching(model)
     applied = applied_to(model)
     if applied is not None:
         sharding = applied.sharding

@@ -94,6 +94,21 @@ def root_strategy(model: nn.Module) -> tuple[str, int, int]:
     return name, shard, replicas
 
 
+def prefetching(model: nn.Module) -> dict[str, str | bool | None]:
+    """Which gathers the root issues ahead of need, and whether it limits how many are under way; None: not readable."""
+    root = _wrappers(model)[0][1]
+    backward = getattr(root, "backward_prefetch", None)
+    return {
+        "forward_prefetch": getattr(root, "forward_prefetch", None),
+        "backward_prefetch": "none" if backward is None and hasattr(root, "backward_prefetch") else _word(backward),
+        "limit_all_gathers": getattr(root, "limit_all_gathers", None),
+    }
+
+
+def _word(choice: Any) -> str | None:
+    return None if choice is None else str(choice.name).lower()
+
+
 class Fsdp1Unit:
     """One flat parameter. `memory` is O(1)."""
 

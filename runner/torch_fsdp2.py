@@ -91,6 +91,33 @@ def unshard_asynchronously(model: nn.Module) -> bool:
     return True
 
 
+PREFETCH_LISTS = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
+
+
+def prefetching(model: nn.Module) -> dict[str, str | int | bool | None]:
+    """How many units are gathered ahead of need, and how; None: not readable.
+
+    Numbers are the longest list that a module was given. Without one in backward, PyTorch gathers one unit ahead there.
+    """
+    getters = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
+    states = [state_of() for state_of in getters if state_of is not None]
+    ahead = [
+        max((len(getattr(state, name)) for state in states), default=0)
+        if all(hasattr(state, name) for state in states)
+        else None
+        for name in PREFETCH_LISTS
+    ]
+    found = [group for _, group in groups(model)]
+    return {
+        "forward_prefetch": ahead[0],
+        "backward_prefetch": "default" if ahead[1] == 0 else ahead[1],
+        "asynchronous_unshard": getattr(found[0], "unshard_async_op", None) if found else None,
+        "reduce_scatter_buffers": getattr(getattr(found[0], "comm_ctx", None), "reduce_scatter_max_input_buffers", None)
+        if found
+        else None,
+    }
+
+
 def shard_group_size(group: Any) -> int:
     return int(getattr(group.mesh_info, "shard_mesh_size", 1))
 

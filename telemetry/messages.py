@@ -176,6 +176,10 @@ class Comm(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
     """Issue to completion; -1: not known."""
     exposed_ns: list[Signed]
     """Time compute waited for it; -1: not known."""
+    reductions_ns: Signed = -1
+    """DDP's buckets together: first all-reduce's begin to last one's end, over the step's backwards; -1: not known."""
+    reductions_exposed_ns: Signed = -1
+    """The part of it after the gradients were computed."""
 
 
 class Gauge(msgspec.Struct, frozen=True, array_like=True, tag="g", gc=False):

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fsdp_tui.telemetry.messages import PHASES
+from fsdp_tui.telemetry.bandwidth import note
+from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES
 from fsdp_tui.telemetry.trace import summary
 from fsdp_tui.telemetry.view import (
     Collective,
@@ -31,6 +32,7 @@ def show(run: RunView) -> dict[str, Any]:
     """One run as the document of `show RUN --json`."""
     launched, ended = run.launched, run.ended
     hello = next((rank.hello for rank in run.ranks if rank.hello), None)
+    backend = hello.backend if hello else ""
     return {
         "run": {
             "id": launched.run_id if launched else None,
@@ -71,10 +73,15 @@ def show(run: RunView) -> dict[str, Any]:
         },
         "step_ns": {"median": run.step_median_ns, "p95": run.step_p95_ns, "first": run.step_first_ns},
         "phases_ns": dict(zip(PHASES, run.phases_ns, strict=False)),
+        "phases_exposed_ns": _by_phase(run.exposed_ns),
         "tokens_per_s": run.tokens_per_s,
-        "units": [_unit(unit) for unit in run.units],
+        "units": [_unit(unit, backend) for unit in run.units],
         "buckets": [
-            {"index": bucket.index, "bytes": bucket.bytes, "all_reduce": _collective(bucket.all_reduce)}
+            {
+                "index": bucket.index,
+                "bytes": bucket.bytes,
+                "all_reduce": _collective(bucket.all_reduce, backend, "all_reduce"),
+            }
             for bucket in run.buckets
         ],
         "comm": {
@@ -82,6 +89,21 @@ def show(run: RunView) -> dict[str, Any]:
             "reduce_scatter_bytes": run.comm.reduce_scatter_bytes,
             "all_reduce_bytes": run.comm.all_reduce_bytes,
             "exposed_ns": run.comm.exposed_ns,
+            "duration_ns": run.comm.duration_ns,
+            "buckets_ns": run.comm.buckets_ns,
+            "buckets_exposed_ns": run.comm.buckets_exposed_ns,
+        },
+        "lateness": None
+        if run.lateness is None
+        else {
+            "rank": run.lateness.rank,
+            "ns": run.lateness.ns,
+            "steady_ns": run.lateness.steady_ns,
+            "steps": run.lateness.steps,
+            "unit": run.lateness.unit or None,
+            "collective": run.lateness.kind,
+            "phase": run.lateness.phase,
+            "start_ns": run.lateness.start_ns,
         },
         "verdict": [
             {
@@ -124,6 +146,8 @@ def _rank(rank: RankView) -> dict[str, Any]:
         "highest_bytes": rank.highest_bytes,
         "steps": rank.steps,
         "step_ns": rank.step_ns,
+        "phases_ns": dict(zip(PHASES, rank.phases_ns, strict=False)),
+        "phases_exposed_ns": _by_phase(rank.exposed_ns),
         "sent": rank.sent,
         "dropped": rank.dropped,
         "gauges": dict(rank.gauges),
@@ -135,23 +159,28 @@ def _rank(rank: RankView) -> dict[str, Any]:
     }
 
 
-def _unit(unit: UnitView) -> dict[str, Any]:
+def _by_phase(exposed_ns: tuple[int | None, ...]) -> dict[str, int | None]:
+    return dict(zip(COMM_PHASES, exposed_ns or (None,) * len(COMM_PHASES), strict=False))
+
+
+def _unit(unit: UnitView, backend: str) -> dict[str, Any]:
     return {
         "name": unit.name,
         "params": unit.params,
         "shard_bytes": unit.shard_bytes,
         "unsharded_bytes": unit.unsharded_bytes,
-        "all_gather": _collective(unit.all_gather),
-        "reduce_scatter": _collective(unit.reduce_scatter),
-        "all_reduce": _collective(unit.all_reduce),
+        "all_gather": _collective(unit.all_gather, backend, "all_gather"),
+        "reduce_scatter": _collective(unit.reduce_scatter, backend, "reduce_scatter"),
+        "all_reduce": _collective(unit.all_reduce, backend, "all_reduce"),
     }
 
 
-def _collective(collective: Collective) -> dict[str, Any]:
+def _collective(collective: Collective, backend: str, kind: str) -> dict[str, Any]:
     return {
         **_stats(collective.step),
         "forward": _stats(collective.forward),
         "backward": _stats(collective.backward),
+        "note": note(backend, kind),
     }
 
 
@@ -161,7 +190,11 @@ def _stats(stats: CollectiveStats) -> dict[str, Any]:
         "per_step": int(per_step) if float(per_step).is_integer() else per_step,
         "bytes": stats.bytes,
         "median_ns": stats.median_ns,
+        "duration_ns": stats.duration_ns,
         "exposed_ns": stats.exposed_ns,
+        "overlapped_ns": stats.overlapped_ns,
+        "algbw_bytes_per_s": stats.algbw_bytes_per_s,
+        "busbw_bytes_per_s": stats.busbw_bytes_per_s,
         "late_ns": {str(rank): ns for rank, ns in stats.late_ns.items()},
     }
 

@@ -17,7 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fsdp_tui.telemetry import verdicts
+from fsdp_tui.telemetry import bandwidth, verdicts
+from fsdp_tui.telemetry.bandwidth import ALL_REDUCE
 from fsdp_tui.telemetry.messages import (
     CATEGORIES,
     COLLECTIVES,
@@ -38,12 +39,14 @@ from fsdp_tui.telemetry.messages import (
     Structure,
 )
 from fsdp_tui.telemetry.view import (
+    BUCKETS,
     NO_CALLS,
     BucketView,
     Collective,
     CollectiveStats,
     Column,
     CommTotals,
+    Lateness,
     RankView,
     RunView,
     Series,
@@ -62,6 +65,10 @@ MAX_EVENTS = 2_000
 CAPTURES_PER_RANK = 2
 MAX_CAPTURES = 64
 """Captures that are kept, over all ranks; the oldest go first, but of each rank the newest stays."""
+DURATION, EXPOSED = 0, 1
+"""Columns of `CommStep.spans`."""
+FIRST_BUCKET = -2
+"""`Comm.unit` of DDP's first bucket; the others count down from it."""
 DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"}
 """Memory category -> the reading of a `Gauge` that it is."""
 
@@ -80,10 +87,19 @@ class CommStep(msgspec.Struct):
     duration: bytes
     exposed: bytes
     late: bytes
+    group_sizes: list[int] = []
+    """Ranks that take part in the calls of each key; 0: not known."""
+    reductions: bytes = b""
+    """Ranks x (duration, exposed) of DDP's buckets together; empty when no rank has told."""
 
     def matrix(self, name: str) -> NDArray[np.float64]:
         cells: NDArray[np.float64] = np.frombuffer(getattr(self, name), dtype=np.float64)
         return cells.reshape(self.ranks, len(self.keys))
+
+    def spans(self) -> NDArray[np.float64]:
+        if not self.reductions:
+            return np.full((self.ranks, 2), np.nan)
+        return np.frombuffer(self.reductions, dtype=np.float64).reshape(self.ranks, 2)
 
 
 class RankState(msgspec.Struct):
@@ -309,10 +325,11 @@ class RunState(msgspec.Struct):
 
     def view(self) -> RunView:
         """One immutable picture of everything, verdicts included."""
-        ranks = tuple(self._rank_view(rank, state) for rank, state in self.ranks.items())
+        stats = _CollectiveMedians(self.comm_window)
+        exposed = stats.exposed_by_phase()
+        ranks = tuple(self._rank_view(rank, state, exposed.get(rank, ())) for rank, state in self.ranks.items())
         structures = [state.structure for state in self.ranks.values() if state.structure]
         lead = structures[0] if structures else None
-        stats = _CollectiveMedians(self.comm_window)
         units = tuple(
             UnitView(
                 name=unit.name,
@@ -370,10 +387,12 @@ class RunState(msgspec.Struct):
             bad_records=self.bad_records,
             dropped=sum(rank.dropped for rank in ranks),
             overhead_ns=_median_known([rank.overhead_ns for rank in ranks]),
+            exposed_ns=_median_columns([rank.exposed_ns for rank in ranks if rank.exposed_ns])[: len(COMM_PHASES)],
+            lateness=stats.lateness([unit.name for unit in lead.units] if lead else []),
         )
         return verdicts.judged(picture)
 
-    def _rank_view(self, rank: int, state: RankState) -> RankView:
+    def _rank_view(self, rank: int, state: RankState, exposed_ns: tuple[int | None, ...]) -> RankView:
         last, window = state.last, state.window[-STEP_WINDOW:]
         units = state.structure.units if state.structure else []
         seen = [
@@ -401,6 +420,7 @@ class RunState(msgspec.Struct):
             throttle=None if state.gauge is None or state.gauge.throttle is None else tuple(state.gauge.throttle),
             other_processes=None if state.gauge is None or state.gauge.others is None else tuple(state.gauge.others),
             captures=tuple(state.captures),
+            exposed_ns=exposed_ns,
         )
 
     def _series(self) -> Series:
@@ -502,6 +522,9 @@ def _sum_collectives(
         exposed[rank] = _sums(column, _known(comm.exposed_ns), len(keys))
         calls = np.maximum(calls, _sums(column, np.ones(len(column)), len(keys)))
         nbytes = np.maximum(nbytes, _sums(column, np.asarray(comm.nbytes, dtype=np.float64), len(keys)))
+    spans = np.full((ranks, 2), np.nan)
+    for rank, comm in by_rank.items():
+        spans[rank] = _known([comm.reductions_ns, comm.reductions_exposed_ns])
     for members, rows in _same_calls(by_rank, columns, groups):
         spent = np.array([_known(by_rank[rank].duration_ns)[rows] for rank in members])
         behind = spent.max(axis=0) - spent
@@ -518,7 +541,24 @@ def _sum_collectives(
         duration=duration.tobytes(),
         exposed=exposed.tobytes(),
         late=late.tobytes(),
+        group_sizes=_group_sizes(by_rank, groups, keys),
+        reductions=spans.tobytes() if np.isfinite(spans).any() else b"",
     )
+
+
+def _group_sizes(
+    by_rank: dict[int, Comm], groups: dict[int, list[list[int]]], keys: dict[tuple[int, int, int], int]
+) -> list[int]:
+    """Of the rank that reported first and knows its groups: they are of one size on all."""
+    sizes = [0] * len(keys)
+    for rank, comm in by_rank.items():
+        known = groups.get(rank, [])
+        for key, group in zip(zip(comm.unit, comm.kind, comm.phase, strict=True), comm.group, strict=True):
+            if not sizes[keys[key]] and group < len(known):
+                sizes[keys[key]] = len(known[group])
+        if all(sizes):
+            break
+    return sizes
 
 
 def _known(times_ns: list[int]) -> NDArray[np.float64]:
@@ -570,6 +610,15 @@ class _CollectiveMedians:
         self._duration = _stack(window, "duration", keys)
         self._exposed = _stack(window, "exposed", keys)
         self._late = _stack(window, "late", keys)
+        self._spans = np.stack([step.spans() for step in window]) if window else np.empty((0, 0, 2))
+        self._buckets = np.array([unit <= FIRST_BUCKET for unit, _, _ in keys], dtype=bool)
+        sizes = (window[-1].group_sizes if window else []) or [0] * len(keys)
+        self._bus = np.array(
+            [
+                bandwidth.bus_factor(kind, size) if size else np.nan
+                for (_, kind, _), size in zip(keys, sizes, strict=True)
+            ]
+        )
 
     def collective(self, unit: int, kind: int) -> Collective:
         columns = [self._at.get((unit, kind, phase)) for phase in range(len(COMM_PHASES))]
@@ -588,10 +637,17 @@ class _CollectiveMedians:
         with np.errstate(invalid="ignore", divide="ignore"):
             per_call = self._duration[:, :, columns] / np.where(calls > 0, calls, np.nan)[:, None, :]
         late = _nanmedian(self._late[:, :, columns].sum(axis=2), axis=0)
+        per_step = float(np.median(calls.sum(axis=1)))
+        nbytes = self._nbytes[:, columns]
+        median_ns = _nanmedian(per_call.ravel())
+        seconds = per_step * median_ns / 1e9 or np.nan
         return CollectiveStats(
-            per_step=float(np.median(calls.sum(axis=1))),
-            bytes=int(np.median(self._nbytes[:, columns].sum(axis=1))),
-            median_ns=_whole(_nanmedian(per_call.ravel())),
+            per_step=per_step,
+            bytes=int(np.median(nbytes.sum(axis=1))),
+            median_ns=_whole(median_ns),
+            duration_ns=_whole(_nanmedian(_nanmean(self._duration[:, :, columns].sum(axis=2)))),
+            algbw_bytes_per_s=_finite(np.median(nbytes.sum(axis=1)) / seconds),
+            busbw_bytes_per_s=_finite(np.median((nbytes * self._bus[columns]).sum(axis=1)) / seconds),
             exposed_ns=_whole(_nanmedian(_nanmean(self._exposed[:, :, columns].sum(axis=2)))),
             late_ns={rank: int(ns) for rank, ns in enumerate(late) if math.isfinite(ns)},
         )
@@ -605,18 +661,71 @@ class _CollectiveMedians:
         def nbytes(kind: int) -> int:
             return int(np.median(self._nbytes[:, kinds == kind].sum(axis=1)))
 
-        def time(matrix: NDArray[np.float64], chosen: NDArray[np.bool_]) -> int | None:
-            return _whole(_nanmedian(_nanmean(matrix[:, :, chosen].sum(axis=2))))
+        def time(matrix: NDArray[np.float64], chosen: NDArray[np.bool_], of_buckets: int) -> int | None:
+            return _whole(_nanmedian(_nanmean(self._per_rank(matrix, chosen, of_buckets))))
 
         every = np.ones(len(kinds), dtype=bool)
         return CommTotals(
             all_gather_bytes=nbytes(0),
             reduce_scatter_bytes=nbytes(1),
             all_reduce_bytes=nbytes(2),
-            exposed_ns=time(self._exposed, every),
-            exposed_all_gather_ns=time(self._exposed, kinds == 0),
-            exposed_reduce_ns=time(self._exposed, kinds != 0),
-            duration_ns=time(self._duration, every),
+            exposed_ns=time(self._exposed, every, EXPOSED),
+            exposed_all_gather_ns=time(self._exposed, kinds == 0, EXPOSED),
+            exposed_reduce_ns=time(self._exposed, kinds != 0, EXPOSED),
+            duration_ns=time(self._duration, every, DURATION),
+            buckets_ns=_whole(_nanmedian(_nanmean(self._spans[:, :, DURATION]))),
+            buckets_exposed_ns=_whole(_nanmedian(_nanmean(self._spans[:, :, EXPOSED]))),
+        )
+
+    def _per_rank(self, matrix: NDArray[np.float64], chosen: NDArray[np.bool_], of_buckets: int) -> NDArray[np.float64]:
+        """Sums over the chosen calls, per step and rank; DDP's buckets are known only all together."""
+        times: NDArray[np.float64] = matrix[:, :, chosen & ~self._buckets].sum(axis=2)
+        return times + self._spans[:, :, of_buckets] if (chosen & self._buckets).any() else times
+
+    def exposed_by_phase(self) -> dict[int, tuple[int | None, ...]]:
+        """Rank -> medians in the order of COMM_PHASES."""
+        if not len(self._calls):
+            return {}
+        phases = np.array([phase for _, _, phase in self._at], dtype=np.int64)
+        medians = [
+            _nanmedian(self._per_rank(self._exposed, phases == phase, EXPOSED), axis=0)
+            for phase in range(len(COMM_PHASES))
+        ]
+        return {rank: tuple(_whole(float(row[rank])) for row in medians) for rank in range(self._exposed.shape[1])}
+
+    def lateness(self, names: Sequence[str]) -> Lateness | None:
+        """Who is waited for, and where that begins; keys stand in the order in which a step's calls are issued.
+
+        With DDP all ranks wait at one place, the end of backward: who waits least there came last.
+        """
+        if not self._late.size:
+            return None
+        waited = self._spans[:, :, [EXPOSED]]
+        late = np.concatenate([self._late, waited.max(axis=1, keepdims=True) - waited], axis=2)
+        known = np.isfinite(late).all(axis=1)
+        chosen = known.any(axis=0)  # a call that some ranks do alone makes nobody wait
+        late = late[known[:, chosen].all(axis=1)][:, :, chosen]
+        if late.shape[1] < 2 or not late.shape[0] or not late.shape[2]:
+            return None
+        per_step = late.sum(axis=2)
+        rank = int(np.median(per_step, axis=0).argmax())
+        others = [other for other in range(late.shape[1]) if other != rank]
+        excess = per_step[:, rank] - np.median(per_step[:, others], axis=1)
+        ns = float(np.median(excess))
+        by_call = np.median(late[:, rank] - np.median(late[:, others], axis=1), axis=0)
+        large = np.flatnonzero(by_call >= ns / 4)
+        at = int(large[0]) if ns > 0 and large.size else int(by_call.argmax())
+        places = [*self._at, (FIRST_BUCKET, ALL_REDUCE, COMM_PHASES.index("backward"))]
+        unit, kind, phase = places[np.flatnonzero(chosen)[at]]
+        return Lateness(
+            rank=rank,
+            ns=int(ns),
+            steady_ns=int(np.percentile(excess, 25)),
+            steps=len(excess),
+            unit=BUCKETS if unit <= FIRST_BUCKET else names[unit] if 0 <= unit < len(names) else "",
+            kind=COLLECTIVES[kind],
+            phase=COMM_PHASES[phase],
+            start_ns=int(by_call[at]),
         )
 
 
@@ -644,6 +753,8 @@ def _nanmedian(values: NDArray[np.float64], axis: int | None = None) -> Any:
     if axis is None:
         known = values[np.isfinite(values)]
         return float(np.median(known)) if known.size else np.nan
+    if np.isfinite(values).all():
+        return np.median(values, axis=axis)
     return np.array([_nanmedian(values[:, at]) for at in range(values.shape[1])])
 
 
@@ -657,3 +768,7 @@ def _nanmean(per_rank: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _whole(value: float) -> int | None:
     return int(value) if math.isfinite(value) else None
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -10,11 +10,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
+from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES
 from fsdp_tui.telemetry.strategy import Strategy, StrategyError, parse_strategy
-from fsdp_tui.telemetry.view import RunView, Verdict, category, model_states, total
+from fsdp_tui.telemetry.view import BUCKETS, Lateness, RankView, RunView, Verdict, category, model_states, total
 
 STRUCTURAL = 2
 STATISTICAL = 20
+LATE_SHARE = 0.10
+"""Of the step, from which on waiting for one rank is a finding."""
+CAUSES = {
+    "input": ("its input takes", "give that rank's loader more workers, or what the others read from"),
+    "compute": ("its compute takes", "compare its clocks, its batch and what else runs there with the others'"),
+    "rest": (
+        "its time between the phases is",
+        "look for logging, checkpoints or transfers on that rank; run.batches(loader) tells waiting for input apart",
+    ),
+}
 ORDER = {"bad": 0, "warn": 1, "note": 2, "ok": 3}
 
 
@@ -193,6 +204,68 @@ def exposed_communication(run: RunView) -> Iterator[Verdict]:
         )
 
 
+def straggler(run: RunView) -> Iterator[Verdict]:
+    """A rank that the others wait for in nearly every step, where that begins, and what its phases say of the cause.
+
+    Jitter makes now one rank late and now another: their difference then is small against its spread over the steps.
+    """
+    late, step = run.lateness, run.step_median_ns
+    if late is None or not step or late.steps < STATISTICAL:
+        return
+    share = late.ns / step
+    if share < LATE_SHARE or late.steady_ns < late.ns / 2:
+        return
+    where = "the buckets' " if late.unit == BUCKETS else f"{late.unit}'s " if late.unit else ""
+    reason, advice = _why_late(run, late)
+    yield Verdict(
+        kind="straggler",
+        severity="warn",
+        what=f"the others wait for rank {late.rank}: {late.ns / 1e6:,.1f} ms of each step, {share:.0%} of it",
+        expected=LATE_SHARE,
+        measured=share,
+        unit="share of step",
+        reason=f"it begins at {where}{late.kind.replace('_', '-')} in {late.phase}; {reason}",
+        next=advice,
+    )
+
+
+def _why_late(run: RunView, late: Lateness) -> tuple[str, str]:
+    """Reason and advice: which part of its step is longer than the others', by half of the lateness or more."""
+    parts = {rank.rank: _own_time(rank) for rank in run.ranks}
+    if late.rank not in parts or len(parts) < 2:
+        return "its phases are not known", ""
+    longer: dict[str, float] = {}
+    for name, own in parts[late.rank].items():
+        others = [part[name] for rank, part in parts.items() if rank != late.rank]
+        known = [value for value in others if value is not None]
+        if own is not None and known:
+            longer[name] = own - median(known)
+    worst = max(longer, key=lambda name: longer[name], default="")
+    if worst and longer[worst] >= late.ns / 2:
+        words, advice = CAUSES[worst]
+        return f"{words} {longer[worst] / 1e6:,.1f} ms longer than the others'", advice
+    if longer.keys() >= {"compute", "rest"}:
+        return "neither its input nor its compute is longer", f"compare the link of rank {late.rank} with the others'"
+    return "its phases do not tell why", ""
+
+
+def _own_time(rank: RankView) -> dict[str, float | None]:
+    """A rank's step without what it spent in collectives, where that is known."""
+    phases = dict(zip(PHASES, rank.phases_ns, strict=False))
+    exposed = dict(zip(COMM_PHASES, rank.exposed_ns, strict=False))
+    wanted = [phases.get("forward"), phases.get("backward"), exposed.get("forward"), exposed.get("backward")]
+    forward, backward, *waited = wanted
+    compute = None
+    if forward is not None and backward is not None and None not in waited:
+        compute = forward + backward + (phases.get("optimizer") or 0) - sum(ns for ns in waited if ns is not None)
+    rest, other = phases.get("rest"), exposed.get("other")
+    return {
+        "input": phases.get("input"),
+        "compute": compute,
+        "rest": None if rest is None else rest - (other or 0),
+    }
+
+
 def peak_spread(run: RunView) -> Iterator[Verdict]:
     """A rank whose peak stands out from the median of the ranks."""
     peaks = {rank.rank: total(rank.peak) for rank in run.ranks}
@@ -239,6 +312,7 @@ RULES = (
     parameters_kept,
     two_ranks,
     exposed_communication,
+    straggler,
 )
 
 

@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 Column = tuple[int | None, ...]
 """Bytes per category in the order of CATEGORIES, then the total."""
 
+BUCKETS = "buckets"
+"""Stands for DDP's gradient buckets where a unit's name is told: their times are known only together."""
 STATE_CATEGORIES = ("param_shard", "grad_shard", "optimizer")
 """The model states that sharding divides."""
 
@@ -63,6 +65,19 @@ class CollectiveStats:
     """Per step: median over steps of the mean over ranks of the time that compute waited."""
     late_ns: Mapping[int, int]
     """Rank -> ns per step by which the others waited for it; empty when not known."""
+    duration_ns: int | None = None
+    """Per step: median over steps of the mean over ranks of the calls' durations together."""
+    algbw_bytes_per_s: float | None = None
+    """Bytes of a call / `median_ns` (`telemetry.bandwidth`)."""
+    busbw_bytes_per_s: float | None = None
+    """The same times the share of those bytes that a rank's link carries; None also when the group is not known."""
+
+    @property
+    def overlapped_ns(self) -> int | None:
+        """Per step: the part of `duration_ns` in which compute did not wait; with `exposed_ns` it is all of it."""
+        if self.duration_ns is None or self.exposed_ns is None:
+            return None
+        return max(0, self.duration_ns - self.exposed_ns)
 
 
 NO_CALLS = CollectiveStats(per_step=0, bytes=0, median_ns=None, exposed_ns=None, late_ns={})
@@ -133,6 +148,8 @@ class RankView:
     """Why the GPU does not run at its full clock, in words; empty: it does; None: not known."""
     other_processes: tuple[tuple[int, int | None], ...] | None = None
     """Others on the same device: pid and bytes; None: not known."""
+    exposed_ns: tuple[int | None, ...] = ()
+    """Medians of the time in which compute waited for collectives, in the order of COMM_PHASES: it is inside `phases_ns`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +179,31 @@ class CommTotals:
     exposed_reduce_ns: int | None = None
     """Reduce-scatter and all-reduce together."""
     duration_ns: int | None = None
+    """Of all calls together: those that run at one time count each."""
+    buckets_ns: int | None = None
+    """DDP's buckets together, from the first one's begin to the last one's end: single ones are not timed."""
+    buckets_exposed_ns: int | None = None
+    """The part of it after the gradients were computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """The rank that the others wait for most, per step, and where in the step that begins."""
+
+    rank: int
+    ns: int
+    """Median over steps of what it is late by, over all calls, less the median of the other ranks."""
+    steady_ns: int
+    """Lower quartile of the same: near `ns` when it is late in every step, negative when others are as often."""
+    steps: int
+    unit: str
+    """First in the step where a quarter of the lateness, or more, arises; "" for none, BUCKETS for those of DDP."""
+    kind: str
+    """One of COLLECTIVES."""
+    phase: str
+    """One of COMM_PHASES."""
+    start_ns: int
+    """Lateness there, as `ns`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +255,10 @@ class RunView:
     dropped: int
     overhead_ns: int | None
     verdicts: tuple[Verdict, ...] = field(default=())
+    exposed_ns: tuple[int | None, ...] = ()
+    """Median over ranks of each rank's, in the order of COMM_PHASES."""
+    lateness: Lateness | None = None
+    """None: not known, or there is nobody to be late for."""
 
     @property
     def name(self) -> str:

@@ -80,6 +80,12 @@ def size(value: Value, *, signed: bool = False) -> str:
     return _with_unit(value, BYTES, signed)
 
 
+def bandwidth(bytes_per_s: Value) -> str:
+    """Bytes per second: "1.2 GiB/s"."""
+    text = _with_unit(bytes_per_s, BYTES, signed=False)
+    return text if text == UNKNOWN else f"{text}/s"
+
+
 def duration(ns: Value, *, signed: bool = False) -> str:
     """Nanoseconds as a person reads them: "12.3 us", "752 ms", "41.2 s", "1:23", "1:02:03"."""
     if ns is None or not math.isfinite(ns):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
 from fsdp_tui.telemetry.report import METRICS, compare, last_loss
@@ -90,6 +91,8 @@ def summary(run: RunView) -> str:
         lines += ["step phases  " + "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in known), ""]
     if run.units:
         lines += [unit_table(run), ""]
+    if run.buckets:
+        lines += [bucket_line(run), ""]
     lines += [f"captured  {capture_line(rank.captures[-1])}" for rank in run.ranks if rank.captures]
     lines += [f"{MARKS[v.severity]} {v.what}" + (f": {v.reason}" if v.reason else "") for v in run.verdicts]
     lines += [f"· {probe}: {said}" for probe, said in run.probes.items() if said != "ok"]
@@ -151,15 +154,32 @@ def unit_table(run: RunView) -> str:
                 fmt.size(unit.shard_bytes),
                 f"{gather.per_step:g} × {fmt.duration(gather.median_ns)}",
                 fmt.size(gather.bytes),
+                fmt.bandwidth(gather.busbw_bytes_per_s),
                 f"{reduce.per_step:g} × {fmt.duration(reduce.median_ns)}",
                 fmt.size(reduce.bytes),
+                fmt.bandwidth(reduce.busbw_bytes_per_s),
                 f"{replicate.per_step:g} × {fmt.duration(replicate.median_ns)}",
             ]
         )
-    header = ["unit", "parameters", "shard", "all-gather", "bytes", "reduce-scatter", "bytes", "all-reduce"]
+    each = ("bytes", "bus")
+    header = ["unit", "parameters", "shard", "all-gather", *each, "reduce-scatter", *each, "all-reduce"]
     if not any(unit.all_reduce.step.per_step for unit in run.units):
         header, rows = header[:-1], [row[:-1] for row in rows]
-    return table(header, rows)
+    backend = next((rank.hello.backend for rank in run.ranks if rank.hello), "")
+    said = note(backend, "reduce_scatter") if any(unit.reduce_scatter.step.per_step for unit in run.units) else ""
+    return table(header, rows) + (f"\nreduce-scatter: {said}" if said else "")
+
+
+def bucket_line(run: RunView) -> str:
+    """DDP's buckets: their bytes, and the time of all of them together."""
+    together = ""
+    if run.comm.buckets_ns is not None:
+        together = (
+            f", together {fmt.duration(run.comm.buckets_ns)} per step,"
+            f" {fmt.duration(run.comm.buckets_exposed_ns)} of it exposed"
+        )
+    count = len(run.buckets)
+    return f"{count} bucket{'s' * (count != 1)} all-reduced, {fmt.size(run.comm.all_reduce_bytes)} per step{together}"
 
 
 def comparison(runs: Sequence[RunView]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.keys import Key, keys_for, shown
@@ -36,8 +37,14 @@ def write_call(call: Call, run: RunView, width: int) -> list[Row]:
         TableColumn("bytes", [fmt.count(stats.bytes) for _, stats in parts]),
         TableColumn("median of a call", [fmt.duration(stats.median_ns) for _, stats in parts], need=1),
         TableColumn("exposed", [fmt.duration(stats.exposed_ns) for _, stats in parts], need=2),
+        TableColumn("overlapped", [fmt.duration(stats.overlapped_ns) for _, stats in parts], need=3),
+        TableColumn("S/t", [fmt.bandwidth(stats.algbw_bytes_per_s) for _, stats in parts], need=5),
+        TableColumn("bus", [fmt.bandwidth(stats.busbw_bytes_per_s) for _, stats in parts], need=4),
     ]
     rows += draw_table(table, width, 4)
+    backend = next((rank.hello.backend for rank in run.ranks if rank.hello), "")
+    if said := note(backend, call.kind):
+        rows += paragraph(said, width, QUIET)
     late = call.collective.step.late_ns
     rows.append(crop([], width))
     if not late:

@@ -114,8 +114,10 @@ def _exposed(run: RunView, phase: str, kinds: Sequence[str]) -> int | None:
         return 0
     if run.comm.exposed_ns is None and (run.units or run.buckets):
         return None  # no step after the first has told yet, or nobody measures it
-    parts = [part for part in _parts(run, phase, kinds) if part.per_step]
-    known = [part.exposed_ns for part in parts if part.exposed_ns is not None]
+    parts = [part.exposed_ns for part in _parts(run, phase, kinds) if part.per_step]
+    if run.buckets and phase == "backward" and "all_reduce" in kinds:
+        parts.append(run.comm.buckets_exposed_ns)
+    known = [ns for ns in parts if ns is not None]
     return None if len(known) < len(parts) else sum(known)
 
 
@@ -123,6 +125,3 @@ def _parts(run: RunView, phase: str, kinds: Sequence[str]) -> Iterator[Collectiv
     for unit in run.units:
         for kind in kinds:
             yield getattr(getattr(unit, kind), phase)
-    if "all_reduce" in kinds:
-        for bucket in run.buckets:
-            yield getattr(bucket.all_reduce, phase)
