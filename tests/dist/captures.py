@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fsdp_tui.demo.model import build
 from fsdp_tui.runner.allocators import heap_reader
 from fsdp_tui.runner.session import WatchedRun
 from fsdp_tui.runner.sharding import shard
@@ -121,6 +124,48 @@ def compiled_region() -> tuple[list[float], list[float], Capture]:
                 losses[-1].append(train_step(Case("single"), model, optimizer, step))
                 assert run.step(losses[-1][-1])
     return losses[0], losses[1], next(message for message in boxes[0].messages if isinstance(message, Capture))
+
+
+def cost(pairs: int) -> float:
+    """How many times the CPU time of its neighbour a captured step of the demo's default takes: the median over pairs."""
+    model = shard(build("tiny", 128, 0), "single")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(0, 256, (8, 128))
+    boxes: list[Mailbox] = []
+
+    def connect(hello: Hello) -> Mailbox:
+        boxes.append(Mailbox(hello))
+        return boxes[-1]
+
+    run = WatchedRun(model, [optimizer], connect, None)
+    spent: dict[bool, list[int]] = {True: [], False: []}
+    with run:
+        for step in range(2 * pairs + 4):
+            if step % 2:
+                boxes[0].requested.capture = Command(id=str(step), kind="capture", number=step)
+            captured = run.probes.capture is not None
+            began = time.process_time_ns()
+            optimizer.zero_grad()
+            loss = model(tokens, tokens)
+            loss.backward()
+            optimizer.step()
+            assert run.step(loss)
+            if step > 3:
+                spent[captured].append(time.process_time_ns() - began)
+    return median(on / off for on, off in zip(spent[True], spent[False], strict=False))
+
+
+def without_numbers(all_there: bool = False) -> tuple[Capture, list[float]]:
+    """A capture with a torch that has renamed what tells autograd's nodes apart, or with ours."""
+    from fsdp_tui.runner import torch_autograd
+
+    original = torch_autograd.AUTOGRAD_NAMES
+    torch_autograd.AUTOGRAD_NAMES = original if all_there else ("renamed_in_this_torch",)
+    try:
+        outcome = capture_one(Case("single"), measure=False)
+    finally:
+        torch_autograd.AUTOGRAD_NAMES = original
+    return outcome.captures[0], outcome.losses
 
 
 def broken_tracker() -> tuple[list[float], list[float], Capture]:

@@ -134,6 +134,20 @@ def test_a_mode_of_the_scripts_own_is_left_alone(ranks: list[dict[str, Any]]) ->
     assert [rank["mode"] for rank in ranks] == [(1, None)] * 2
 
 
+def test_a_captured_step_costs_under_three_fifths_more() -> None:
+    """CPU time, its beginning, its end and the making of its message included."""
+    (times,) = run_world(1, captures.cost, 8)
+    assert times < 1.6
+
+
+def test_without_numbers_backward_has_no_modules() -> None:
+    """A torch without autograd's sequence numbers loses the modules in backward, says so, and nothing else."""
+    ((capture, losses),) = run_world(1, captures.without_numbers)
+    assert any("modules in backward are not available: this torch has no" in limit for limit in capture.limits)
+    assert capture.peak[-1]
+    assert losses == run_world(1, captures.without_numbers, True)[0][1]
+
+
 def test_compiled_regions_run_as_they_are_compiled() -> None:
     """Same losses, and the result says what it cannot see."""
     ((without, losses, capture),) = run_world(1, captures.compiled_region)

@@ -11,6 +11,7 @@ from fsdp_tui.tui.screens.logs import LogsScreen
 from fsdp_tui.tui.screens.rank import RankScreen
 from fsdp_tui.tui.screens.run import RankBars, RunScreen
 from fsdp_tui.tui.widgets.lines import LineChart
+from tests.unit.telemetry.messages_for_tests import capture
 
 from .drive import check_golden, dashboard, opened, press, said, settle, until
 from .fixtures import MIB, SECOND, Recipe, World, entry
@@ -243,6 +244,20 @@ async def test_hold_asks_first() -> None:
         assert "Hold the training?" in app.text()
         await press(pilot, "h")
         await until(pilot, lambda: source.commands == ["pause"])
+
+
+async def test_capture_is_asked_for_and_told() -> None:
+    """It asks nothing; the rank's details then say why the peak was where it was."""
+    async with opened() as (app, pilot, world):
+        source = next(iter(world.sources.values()))
+        await press(pilot, "k")
+        await until(pilot, lambda: source.commands == ["capture"])
+        source.state.apply(capture(0))
+        await until(pilot, lambda: app.snapshot is not None and bool(app.snapshot.view.ranks[0].captures))
+        await settle(pilot)
+        await press(pilot, "enter")
+        assert "step 7: the peak was in backward of blocks.0.up: one unit unsharded (blocks.0" in app.text()
+        assert "something is not seen" in app.text()
 
 
 async def test_a_refused_command_is_said() -> None:
