@@ -65,6 +65,8 @@ MAX_EVENTS = 2_000
 CAPTURES_PER_RANK = 2
 MAX_CAPTURES = 64
 """Captures that are kept, over all ranks; the oldest go first, but of each rank the newest stays."""
+STEADY = 0.85
+"""Share of the steps in which a rank must be late for it to be late steadily: with 20 steps, 17 of them."""
 DURATION, EXPOSED = 0, 1
 """Columns of `CommStep.spans`."""
 FIRST_BUCKET = -2
@@ -720,7 +722,7 @@ class _CollectiveMedians:
         return Lateness(
             rank=rank,
             ns=int(ns),
-            steady_ns=int(np.percentile(excess, 25)),
+            steady_ns=int(np.percentile(excess, 100 * (1 - STEADY))),
             steps=len(excess),
             unit=BUCKETS if unit <= FIRST_BUCKET else names[unit] if 0 <= unit < len(names) else "",
             kind=COLLECTIVES[kind],

@@ -194,7 +194,7 @@ class Lateness:
     ns: int
     """Median over steps of what it is late by, over all calls, less the median of the other ranks."""
     steady_ns: int
-    """Lower quartile of the same: near `ns` when it is late in every step, negative when others are as often."""
+    """Reached in 85 % of the steps: near `ns` when it is late in all of them, negative when others are as often."""
     steps: int
     unit: str
     """First in the step where a quarter of the lateness, or more, arises; "" for none, BUCKETS for those of DDP."""

@@ -42,6 +42,7 @@ def structure(
     effective: str = "fsdp2:full_shard",
     units: tuple[Unit, ...] = (Unit("<root>", 100, 200, 400), Unit("blocks.0", 50, 100, 200)),
     groups: tuple[tuple[int, ...], ...] = ((0, 1),),
+    buckets: tuple[int, ...] = (),
     ideal: int | None = 1_200,
     detail: dict[str, str | int | float | bool | None] | None = None,
 ) -> Structure:
@@ -51,6 +52,7 @@ def structure(
         detail=detail or {},
         units=list(units),
         groups=[list(group) for group in groups],
+        buckets=list(buckets),
         params=150,
         trainable_params=150,
         param_bytes=600,
@@ -74,6 +76,7 @@ def step(
     tokens: int | None = 1_000,
     memory: list[int | None] | None = None,
     peak: list[int | None] | None = None,
+    phases: tuple[int | None, ...] = (None, 40, 50, 5, 5),
 ) -> Step:
     memory = memory or column(param_shard=300, grad_shard=300, optimizer=600)
     return Step(
@@ -82,7 +85,7 @@ def step(
         step=number,
         ended_ns=1_000 * number,
         step_ns=step_ns,
-        phases_ns=[None, 40, 50, 5, 5],
+        phases_ns=list(phases),
         loss=loss,
         tokens=tokens,
         memory=memory,
@@ -165,4 +168,25 @@ def capture(rank: int = 0, number: int = 7, *, id: str = "one", error: str = "")
         call_at_ns=[5, 8],
         call_ns=[4, -1],
         limits=["something is not seen"],
+    )
+
+
+def bucket_comm(
+    rank: int, number: int, sizes: tuple[int, ...] = (700, 300), reductions: tuple[int, int] = (-1, -1)
+) -> Comm:
+    """DDP's buckets, reduced in backward."""
+    count = len(sizes)
+    return Comm(
+        rank=rank,
+        seq=number,
+        step=number,
+        unit=[-2 - at for at in range(count)],
+        kind=[2] * count,
+        phase=[1] * count,
+        group=[0] * count,
+        nbytes=list(sizes),
+        duration_ns=[-1] * count,
+        exposed_ns=[-1] * count,
+        reductions_ns=reductions[0],
+        reductions_exposed_ns=reductions[1],
     )

@@ -51,6 +51,18 @@ def test_show_has_the_keys_of_the_contract() -> None:
     assert {"per_step", "bytes", "median_ns", "exposed_ns", "late_ns", "forward", "backward"} <= set(gather)
 
 
+def test_times_of_a_collective() -> None:
+    """10 ns for 400 B of 2 ranks; gloo's reduce-scatter says what it is."""
+    root, block = show(a_run())["units"]
+    gather = root["all_gather"]
+    keys = ("duration_ns", "exposed_ns", "overlapped_ns", "algbw_bytes_per_s", "busbw_bytes_per_s", "note")
+    assert [gather[key] for key in keys] == [10, 10, 0, pytest.approx(40e9), pytest.approx(20e9), ""]
+    assert block["reduce_scatter"]["note"].startswith("gloo runs it as an all-reduce")
+    document = show(a_run())
+    assert document["phases_exposed_ns"] == {"forward": 30, "backward": 30, "other": 0}
+    assert document["lateness"]["ns"] == 0
+
+
 def test_show_is_plain_json() -> None:
     """A NaN loss must not leak as the word NaN, which is no JSON."""
     document = show(a_run(loss=float("nan")))

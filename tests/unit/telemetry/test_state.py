@@ -7,11 +7,12 @@ import math
 import msgspec
 import pytest
 
+from fsdp_tui.telemetry.bandwidth import bus_factor
 from fsdp_tui.telemetry.messages import Beat, Ended, Gauge, Goodbye, Message, Unit, decode, encode
 from fsdp_tui.telemetry.state import COMM_WINDOW, RunState
 from fsdp_tui.telemetry.view import adds_up, as_dict, model_states, total
 
-from .messages_for_tests import column, comm, hello, launched, step, structure
+from .messages_for_tests import bucket_comm, column, comm, hello, launched, step, structure
 
 
 def running(steps: int = 5, world_size: int = 2) -> RunState:
@@ -83,6 +84,95 @@ def test_communication_adds_up_over_units() -> None:
     totals = running().view().comm
     assert (totals.all_gather_bytes, totals.reduce_scatter_bytes, totals.all_reduce_bytes) == (600, 200, 0)
     assert (totals.exposed_ns, totals.exposed_all_gather_ns, totals.exposed_reduce_ns) == (60, 30, 30)
+
+
+def test_bandwidths() -> None:
+    """400 B in 10 ns are 40 GB/s, of which 2 ranks carry half on each link; 200 B reduced and scattered in 30 ns likewise."""
+    root, block = running().view().units
+    gather, reduce = root.all_gather.step, block.reduce_scatter.step
+    assert (gather.algbw_bytes_per_s, gather.busbw_bytes_per_s) == pytest.approx((40e9, 20e9))
+    assert (reduce.algbw_bytes_per_s, reduce.busbw_bytes_per_s) == pytest.approx((200 / 30e-9, 100 / 30e-9))
+    assert root.all_reduce.step.algbw_bytes_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "factor"), [(0, 4, 0.75), (1, 8, 0.875), (2, 2, 1.0), (2, 4, 1.5), (0, 1, 0.0)]
+)
+def test_what_a_link_carries(kind: int, ranks: int, factor: float) -> None:
+    """(n-1)/n of an all-gather and a reduce-scatter, twice that of an all-reduce: nccl-tests, doc/PERFORMANCE.md."""
+    assert bus_factor(kind, ranks) == factor
+
+
+def test_a_group_that_is_not_known_has_no_bus_bandwidth() -> None:
+    """The bytes per second of the algorithm are known all the same."""
+    state = RunState()
+    for rank in range(2):
+        state.apply(hello(rank))
+        state.apply(structure(rank, groups=()))
+        for number in (1, 2):
+            state.apply(step(rank, number))
+    for rank in range(2):
+        state.apply(comm(rank, 2))
+    stats = state.view().units[0].all_gather.step
+    assert stats.algbw_bytes_per_s == pytest.approx(40e9)
+    assert stats.busbw_bytes_per_s is None
+
+
+def test_exposed_and_overlapped_are_the_duration() -> None:
+    """10, 20, 30 ns of which compute waited 4, 0 and 30."""
+    state = running(1)
+    for number in (2, 3):
+        for rank in range(2):
+            state.apply(comm(rank, number, exposed=(4, 0, 30)))
+    view = state.view()
+    root, block = view.units
+    times = [
+        (one.duration_ns, one.exposed_ns, one.overlapped_ns) for one in (root.all_gather.step, block.all_gather.step)
+    ]
+    assert times == [(10, 4, 6), (20, 0, 20)]
+    assert view.exposed_ns == view.ranks[0].exposed_ns == (4, 30, 0)
+
+
+def test_ddp_s_buckets_are_timed_together() -> None:
+    """Single buckets have no time. Rank 1 waits 50 ns less at the end of backward: rank 0 waits for it."""
+    state = RunState()
+    for rank in range(2):
+        state.apply(hello(rank))
+        state.apply(structure(rank, effective="ddp", units=(), buckets=(700, 300)))
+        state.apply(step(rank, 1))
+    for number in (2, 3):
+        for rank, exposed in enumerate((60, 10)):
+            state.apply(bucket_comm(rank, number, reductions=(90, exposed)))
+    view = state.view()
+    assert view.buckets[0].all_reduce.step.median_ns is None
+    assert (view.comm.all_reduce_bytes, view.comm.buckets_ns, view.comm.buckets_exposed_ns) == (1_000, 90, 35)
+    assert (view.comm.exposed_ns, view.comm.duration_ns) == (35, 90)
+    assert [rank.exposed_ns for rank in view.ranks] == [(0, 60, 0), (0, 10, 0)]
+    assert view.lateness is not None
+    assert (view.lateness.rank, view.lateness.ns, view.lateness.unit) == (1, 50, "buckets")
+
+
+def test_lateness_begins_where_the_first_large_part_is() -> None:
+    """Rank 1 is 1 ns late at the root, 20 at the gather of blocks.0 and 10 at its reduction: 31, from the gather on."""
+    state = running(1)
+    for number in range(2, 6):
+        state.apply(comm(0, number, (11, 40, 30)))
+        state.apply(comm(1, number, (10, 20, 20)))
+    late = state.view().lateness
+    assert late is not None
+    assert (late.rank, late.ns, late.steady_ns, late.steps) == (1, 31, 31, 4)
+    assert (late.unit, late.kind, late.phase, late.start_ns) == ("blocks.0", "all_gather", "forward", 20)
+
+
+def test_ranks_that_are_late_in_turn_are_not_late() -> None:
+    """30 ns each in every second step: the difference is 0 in the middle, and far below it in a part of the steps."""
+    state = running(1)
+    for number in range(2, 22):
+        for rank in range(2):
+            state.apply(comm(rank, number, (10, 10 if number % 2 == rank else 40, 30)))
+    late = state.view().lateness
+    assert late is not None
+    assert (abs(late.ns), late.steady_ns) == (0, -30)
 
 
 def test_lateness_is_the_longest_duration_minus_the_own() -> None:

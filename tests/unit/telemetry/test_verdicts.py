@@ -106,6 +106,61 @@ def test_exposed_communication_on_gloo_is_a_note() -> None:
     assert (verdict.severity, verdict.measured) == ("note", 0.3)
 
 
+HEALTHY_PHASES = (0, 400, 500, 50, 50)
+
+
+def held_up(
+    *,
+    steps: int = 25,
+    phases: tuple[int | None, ...] = HEALTHY_PHASES,
+    late: int = 300,
+    in_turn: bool = False,
+    waits: tuple[int, int] = (100, 100),
+) -> RunView:
+    """Steps of 1,000 ns. Rank 1 comes `late` to the gather of blocks.0, in every second step if it takes turns with rank 0."""
+    state = RunState()
+    state.apply(launched(2))
+    for rank in range(2):
+        state.apply(hello(rank))
+        state.apply(structure(rank))
+    for number in range(1, steps + 1):
+        slow = number % 2 if in_turn else 1
+        for rank in range(2):
+            mine = phases if rank == 1 else HEALTHY_PHASES
+            state.apply(step(rank, number, step_ns=1_000, memory=HEALTHY, phases=mine))
+            state.apply(comm(rank, number, (0, waits[0] + (0 if rank == slow else late), waits[1])))
+    return state.view()
+
+
+def test_straggler_by_compute() -> None:
+    """Rank 1 computes 300 ns longer and waits 300 less, so its phases are as long as the other's."""
+    verdict = kinds(held_up())["straggler"]
+    assert (verdict.severity, verdict.expected, verdict.measured) == ("warn", 0.1, 0.3)
+    assert verdict.what.startswith("the others wait for rank 1")
+    assert verdict.reason.startswith("it begins at blocks.0's all-gather in forward; its compute takes")
+
+
+def test_straggler_by_input() -> None:
+    """300 ns more of input; 300 less of forward, since it waits for nobody there: its compute is the same."""
+    assert "its input takes" in kinds(held_up(phases=(300, 100, 500, 50, 50)))["straggler"].reason
+
+
+def test_straggler_between_the_phases() -> None:
+    """Checkpoints, logging, or a loader that nobody watches."""
+    assert "between the phases" in kinds(held_up(phases=(None, 100, 500, 50, 350)))["straggler"].reason
+
+
+def test_straggler_with_nothing_longer() -> None:
+    """It waits less and does not compute longer: what is left is its link."""
+    assert "neither its input nor its compute" in kinds(held_up(phases=(0, 100, 500, 50, 50)))["straggler"].reason
+
+
+def test_no_straggler() -> None:
+    """Too little data, too little of the step, or now one rank and now the other."""
+    for run in (held_up(steps=20), held_up(late=90), held_up(in_turn=True)):
+        assert "straggler" not in kinds(run)
+
+
 def test_failure_comes_first() -> None:
     """The gravest finding is on top."""
     state = RunState()
