@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
 import weakref
 from bisect import bisect_right
@@ -135,8 +136,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def start(self) -> None:
         """Begins now. Everything that training holds is what the step starts from."""
         self._on = True
-        self._begin = time.perf_counter_ns()
-        self._began_ns = time.time_ns()
+        _trackers.add(self)
         self._claim(self._ledger.tensors())
         self._opaque = {COMM: self._ledger.buckets, UNEXPLAINED: self._ledger.unexplained or 0}
         self._opaque_base = dict(self._opaque)
@@ -162,10 +162,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def stop(self) -> bool:
         """Ends now; False if another mode that was entered since is still active, so that this one cannot be left yet."""
-        if self._on:
-            self._on = False
-            self._drain()
-            self._end = time.perf_counter_ns()
+        self._guard(self._drain)()
+        self._on = False
+        self._end = self._end or time.perf_counter_ns()
+        self._live.clear()  # with the weak references, which call back into this
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -562,6 +562,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(self._ops) > ROWS_MAX:
             found.append(f"of {len(self._ops):,} operators the {ROWS_MAX:,} longest are kept")
         return found
+
+
+_trackers: weakref.WeakSet[Tracker] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A data loader's worker is no part of the step, and inherits the mode."""
+    for tracker in _trackers:
+        tracker._on = False
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def failed(rank: int, step: int, command: Command, error: str) -> Capture:

@@ -340,7 +340,7 @@ class Hub:
         ]
         if taken:
             highest = max(taken, key=lambda one: one.peak[-1] or 0)
-            text = f"step {capture.step:,} captured on {len(taken)} ranks; rank {highest.rank}: {why(highest)}"
+            text = f"step {capture.step:,} captured on {len(taken)} rank{'s' * (len(taken) > 1)}; rank {highest.rank}: {why(highest)}"
             self._event("captured", "ok", text, step=capture.step)
 
     # Viewers

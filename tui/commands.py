@@ -408,7 +408,8 @@ def _capture(parsed: argparse.Namespace) -> int:
         _require_live(client, "capture")
         run_id = client.entry.id
         asked = client.command("capture", ranks)
-        wanted = set(ranks or asked.ranks or range(client.state.world_size))
+        there = (rank for rank, known in client.state.ranks.items() if known.hello and not known.goodbye)
+        wanted = set(ranks or there)
         print(f"asked ranks {', '.join(map(str, sorted(wanted)))} of run {run_id} for a step", file=sys.stderr)
         if client.state.state == "paused":
             print("the run is paused: it is captured when it goes on", file=sys.stderr)

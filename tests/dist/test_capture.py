@@ -42,6 +42,23 @@ def _everything() -> dict[str, Any]:
     }
 
 
+def _alone() -> dict[str, Any]:
+    return {
+        "cost": captures.cost(8),
+        "numbers": captures.without_numbers(),
+        "all there": captures.without_numbers(True),
+        "compiled": captures.compiled_region(),
+    }
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """A process without others."""
+    (found,) = run_world(1, _alone)
+    result: dict[str, Any] = found
+    return result
+
+
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
     return run_world(2, _everything)
@@ -134,23 +151,22 @@ def test_a_mode_of_the_scripts_own_is_left_alone(ranks: list[dict[str, Any]]) ->
     assert [rank["mode"] for rank in ranks] == [(1, None)] * 2
 
 
-def test_a_captured_step_costs_under_three_fifths_more() -> None:
+def test_a_captured_step_costs_under_three_fifths_more(alone: dict[str, Any]) -> None:
     """CPU time, its beginning, its end and the making of its message included."""
-    (times,) = run_world(1, captures.cost, 8)
-    assert times < 1.6
+    assert alone["cost"] < 1.6
 
 
-def test_without_numbers_backward_has_no_modules() -> None:
+def test_without_numbers_backward_has_no_modules(alone: dict[str, Any]) -> None:
     """A torch without autograd's sequence numbers loses the modules in backward, says so, and nothing else."""
-    ((capture, losses),) = run_world(1, captures.without_numbers)
+    capture, losses = alone["numbers"]
     assert any("modules in backward are not available: this torch has no" in limit for limit in capture.limits)
     assert capture.peak[-1]
-    assert losses == run_world(1, captures.without_numbers, True)[0][1]
+    assert losses == alone["all there"][1]
 
 
-def test_compiled_regions_run_as_they_are_compiled() -> None:
+def test_compiled_regions_run_as_they_are_compiled(alone: dict[str, Any]) -> None:
     """Same losses, and the result says what it cannot see."""
-    ((without, losses, capture),) = run_world(1, captures.compiled_region)
+    without, losses, capture = alone["compiled"]
     assert losses == without
     assert any("compiled regions" in limit for limit in capture.limits)
     assert capture.peak[-1]
