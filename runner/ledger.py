@@ -17,7 +17,8 @@ from typing import NamedTuple, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fsdp_tui.runner.storages import Tally, local_tensor, unknown_bytes
+from fsdp_tui.runner.facts import Names, UnitParts
+from fsdp_tui.runner.storages import Tally, local_tensor, unknown_tensors
 from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES
 
 LIVE = ("param_unsharded", "grad_shard", "grad_unsharded", "comm_buffer")
@@ -45,7 +46,10 @@ class Holder(Protocol):
 
 
 class Unit(Holder, Protocol):
-    """A group that owns parameters. `owner` is the torch object whose events are the unit's."""
+    """A group that owns parameters. `owner` is the torch object whose events are the unit's.
+
+    `is_gathered` tells whether its parameters are there in full, or on their way, given its `memory` of this moment.
+    """
 
     name: str
     owner: object
@@ -54,6 +58,10 @@ class Unit(Holder, Protocol):
     param_bytes: int
     shard_bytes: int
     unsharded_bytes: int
+
+    def is_gathered(self, memory: Live) -> bool: ...
+
+    def parts(self, names: Names) -> UnitParts: ...
 
 
 class Allocator(Protocol):
@@ -104,6 +112,8 @@ class Moment(NamedTuple):
     temp: int | None
     phase: str
     unit: int
+    gathered: int
+    """Units whose parameters were there in full, or on their way."""
 
 
 class _Reduction(NamedTuple):
@@ -151,8 +161,19 @@ class Ledger:
         self._static: dict[str, int] = {}
         self._structure: tuple[int, ...] = ()
         self.walks = 0
+        self.searches = 0
+        self.outside: list[tuple[str, int, int]] = []
+        """Type and shape, number and bytes of the tensors that the newest search found."""
+        self.host_bytes = 0
+        """Bytes of the training on the host, when the device is another one."""
+        self.kept_gradients: int | None = None
+        """Full-size gradients that waited for the next micro-batch, in the newest step that was looked at."""
+        self._kept = 0
+        self._gathered = [False] * len(self._units)
         self._holders: list[Holder] = [*self._units, *shared, PlainParams(plain, device_type)]
-        self._always = range(len(self._units), len(self._holders) - 1)  # shared buffers: re-read at every event
+        # Shared buffers and parameters in no unit change between any unit's events. Without units the latter are all there is.
+        ignored = bool(self._units) and any(True for _ in self._holders[-1].tensors())
+        self._always = range(len(self._units), len(self._holders) - (not ignored))
         self._around = [self._enclosing(unit) for unit in self._units]
         self._stale = False
         self._last: list[Live] = [NOTHING] * len(self._holders)
@@ -205,6 +226,7 @@ class Ledger:
         self.walks += 1
         tally = self.walk()
         self._static = {name: tally.bytes.get(name, 0) for name in ("param_shard", "buffer", "optimizer")}
+        self.host_bytes = tally.host_bytes
         self._structure = self._structure_now()
         return tally
 
@@ -226,6 +248,8 @@ class Ledger:
         carried = self._in_reduction.get(at)
         if carried is not None:  # FSDP holds them in a local list, where nobody else can see them
             now = (now[0], now[1], max(now[2], carried.grad_unsharded), now[3])
+        if at < len(self._gathered):
+            self._gathered[at] = self._units[at].is_gathered(now)
         before = self._last[at]
         if now != before:
             for column in range(4):
@@ -238,11 +262,14 @@ class Ledger:
             self._read(at)
 
     def _read_around(self, at: int) -> None:
-        """Re-reads what the event of this unit may have changed."""
-        if self._stale:
+        """Re-reads what the event of this unit (-1: of none) may have changed.
+
+        At the root's events in backward it may be any: a unit whose inputs need no gradient reduces at the very end.
+        """
+        if self._stale or at < 0 or (self.phase == "backward" and self._units[at].name == ROOT):
             self._read_all()
             return
-        for holder in self._around[at] if at >= 0 else (len(self._holders) - 1,):
+        for holder in self._around[at]:
             self._read(holder)
         for holder in self._always:
             self._read(holder)
@@ -257,10 +284,11 @@ class Ledger:
     def forward_begins(self) -> None:
         """As `refresh`; the next event re-reads everything too, since FSDP1 drops old gradients as its forward begins."""
         self.refresh()
+        self._kept = max(self._kept, self._totals[GRAD_UNSHARDED])
         self._stale = True
 
     def touch(self) -> None:
-        """A moment inside autograd: the parameters that no unit manages may have new gradients."""
+        """A moment inside autograd: parameters may have new gradients."""
         self._read_around(-1)
         self._sample(-1)
 
@@ -313,6 +341,7 @@ class Ledger:
         # What was there before the step and is no part of the training, of an allocator that knows all of its bytes.
         self._foreign = None if self._base is None else self._base - self._known_bytes()
         self._saved_for_backward: int | None = None
+        self._kept = 0
         self._highest = -1
         self.top: Moment | None = None
         self._sample(-1)
@@ -332,7 +361,7 @@ class Ledger:
             return
         self._highest = height
         live = tuple(self._totals[column] + extra[column] for column in range(4))
-        self.top = Moment(live, *self._split(own), self.phase, unit)  # type: ignore[arg-type]
+        self.top = Moment(live, *self._split(own), self.phase, unit, sum(self._gathered))  # type: ignore[arg-type]
 
     def _split(self, own: int | None) -> tuple[int | None, int | None]:
         """Activations and temporaries: until backward begins all is saved for it, then what exceeds that is temporary.
@@ -367,6 +396,7 @@ class Ledger:
         tally = self._walk_static() if changed else None
         if self.looking:
             self._sample(-1)
+            self.kept_gradients = self._kept
         self.end = self._memory_now(tally)
 
     def _memory_now(self, tally: Tally | None) -> list[int | None]:
@@ -375,13 +405,15 @@ class Ledger:
         reserved = self._allocator.reserved()
         if self._device_type == "cpu":
             grown = 0 if self.captured else self._growth(taken, known)
-            if tally is not None or self._step in WALK_AT_STEPS or (grown and self._step >= self._next_search):
+            searching = bool(grown) and self._step >= self._next_search
+            if tally is not None or self._step in WALK_AT_STEPS or searching:
                 tally = tally or self.walk()
-                self._unexplained = unknown_bytes(tally.seen, self._device_type)
+                self._unexplained, self.outside = unknown_tensors(tally.seen, self._device_type)
+                self.searches += 1
                 self._at_walk = None if taken is None else (taken, known)
-                self._next_search = 2 * self._step
+                self._next_search = 2 * self._step if searching else 0
                 grown = 0
-            unexplained = None if self._unexplained is None else self._unexplained + grown
+            unexplained = None if self._unexplained is None else max(0, self._unexplained + grown)
         else:
             unexplained = None if taken is None else taken - known
         memory = self._row(tuple(self._totals), 0, 0, unexplained)  # type: ignore[arg-type]
@@ -393,14 +425,14 @@ class Ledger:
         return memory
 
     def _growth(self, taken: int | None, known: int) -> int:
-        """Bytes by which the heap grew since live tensors were last searched, beyond what the ledger knows of.
+        """Bytes by which the heap grew or shrank since live tensors were last searched, beyond what the ledger knows of.
 
         It may be tensors or not: a search tells, but takes tens of milliseconds, so each comes twice as late as the last.
         """
         if taken is None or self._at_walk is None:
             return 0
         grown = (taken - self._at_walk[0]) - (known - self._at_walk[1])
-        return grown if grown > GROWTH_TOLERANCE else 0
+        return grown if abs(grown) > GROWTH_TOLERANCE else 0
 
     def peak(self) -> tuple[list[int | None], str, int]:
         """The highest moment of the step so far: its memory by category, phase, and unit (-1: none)."""

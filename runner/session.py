@@ -193,6 +193,7 @@ class WatchedRun(Run):
         self._looks = Looks(max_steps)
         self._began = time.perf_counter_ns()
         self._peak: tuple[list[int | None], str, int] = (list(NOT_KNOWN), "", -1)
+        self._peak_units: int | None = None
         self._looked_step = 0
 
     # Making
@@ -230,8 +231,10 @@ class WatchedRun(Run):
     def _make_probes(self) -> Probes:
         wrapped, cpu = self._wrapped, self._device.type == "cpu"
         allocator, heap_said = allocator_for(self._device)
+        self._facts, facts_said = structure.read_facts(self._model, wrapped, self._optimizers, self._device.type)
         self._checks = {
             "memory": wrapped.check,
+            "facts": facts_said,
             "activations": heap_said,
             "collectives": torch_dist.check()
             if wrapped.ddp is None
@@ -421,6 +424,8 @@ class WatchedRun(Run):
             memory = ledger.end or memory
             if ledger.looking:
                 self._peak, self._looked_step = ledger.peak(), self.steps
+                seen = "param_unsharded" not in self._wrapped.blind
+                self._peak_units = ledger.top.gathered if seen and ledger.top is not None else None
             peak, peak_phase, peak_unit = self._peak
         calls = None
         if probes.collectives is not None:
@@ -447,6 +452,7 @@ class WatchedRun(Run):
             dropped=0,
             overhead_ns=overhead + time.perf_counter_ns() - began,
             looked_step=self._looked_step,
+            peak_units=self._peak_units,
         )
         self._pending.append(_Pending(step, times, calls, held))
         self._send_ready(all_of_them=False)
@@ -510,7 +516,7 @@ class WatchedRun(Run):
         said = {name: probes.said(name, checked) for name, checked in self._checks.items()}
         said |= {name: why for name, why in probes.health.items() if name not in said}
         key = (
-            probes.ledger.walks if probes.ledger else 0,
+            (ledger.walks, ledger.searches, ledger.kept_gradients) if (ledger := probes.ledger) else None,
             len(groups),
             self.steps < 2,
             tuple(self._buckets),
@@ -519,7 +525,9 @@ class WatchedRun(Run):
         if key == self._structure_key:
             return
         self._structure_key = key
-        built = structure.build(self._rank, self._model, self._wrapped, probes.ledger, groups, said)
+        built = structure.build(
+            self._rank, self._model, self._wrapped, probes.ledger, groups, said, self._facts, self._device.type
+        )
         if built != self._structure:
             self._structure = built
             self._sender.put(built)

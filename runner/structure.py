@@ -9,12 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
-from fsdp_tui.runner import torch_ddp, torch_fsdp1, torch_fsdp2
+from fsdp_tui.runner import facts, torch_ddp, torch_fsdp1, torch_fsdp2
 from fsdp_tui.runner.interpose import OK, Interposer, Observer, not_available
-from fsdp_tui.runner.ledger import ROOT, Holder, Ledger, Unit
+from fsdp_tui.runner.ledger import GRAD_SHARD, ROOT, Holder, Ledger, Unit
 from fsdp_tui.runner.sharding import applied_to
 from fsdp_tui.runner.storages import Tally, local_tensor, storage_bytes
+from fsdp_tui.runner.wrapping import repeated_blocks
 from fsdp_tui.telemetry import messages
 
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
@@ -43,6 +45,9 @@ class Wrapped:
     ddp: Any = None
     install: Callable[[Interposer, Observer], None] | None = None
     check: str = OK
+    facts_check: str = OK
+    offloaded: bool = False
+    """Whether parameters, gradients and optimizer states live on the host."""
     blind: frozenset[str] = field(default_factory=frozenset)
     """Memory categories that cannot be known, because `check` failed."""
 
@@ -101,6 +106,8 @@ def _fsdp1(model: nn.Module) -> Wrapped:
         wrapped.blind = BLIND_WITHOUT_UNITS
         return wrapped
     wrapped.units = [torch_fsdp1.Fsdp1Unit(unit_name(name), handle) for name, handle in handles]
+    wrapped.facts_check = torch_fsdp1.check_facts(handles[0][1]) if handles else OK
+    wrapped.offloaded = any(torch_fsdp1.offloads(handle) for _, handle in handles)
     wrapped.install = torch_fsdp1.install
     return wrapped
 
@@ -123,6 +130,7 @@ def _fsdp2(model: nn.Module) -> Wrapped:
     wrapped.effective = _fsdp2_text(wrapped, leaves, [name for name, _ in groups])
     wrapped.units = [torch_fsdp2.Fsdp2Unit(unit_name(name), group) for name, group in groups]
     wrapped.shared = [torch_fsdp2.Fsdp2Buffers(leaves[0])]
+    wrapped.offloaded = any(torch_fsdp2.offloads(group) for group in leaves)
     wrapped.install = torch_fsdp2.install
     wrapped.blind = frozenset()
     return wrapped
@@ -168,6 +176,33 @@ def detail_of(model: nn.Module, wrapped: Wrapped) -> Detail:
     return detail
 
 
+def read_facts(
+    model: nn.Module, wrapped: Wrapped, optimizers: Sequence[Optimizer], device_type: str
+) -> tuple[facts.Facts, str]:
+    """The facts of the model, and "ok" or why they are not known. To be read before the first forward."""
+    said = next((text for text in (wrapped.check, wrapped.facts_check) if text != OK), OK)
+    if said != OK:
+        return facts.NOT_KNOWN, said
+    try:
+        names = facts.names_of(model, unit_name)
+        blocks = {id(block) for block in repeated_blocks(model)}
+        read = facts.gather(
+            model,
+            [unit.parts(names) for unit in wrapped.units],
+            wrapped.plain,
+            names,
+            # Wrappers have their block's name, and FSDP1's root is of the same class as its wrapped blocks.
+            {unit_name(name) for name, module in model.named_modules() if id(module) in blocks} - {ROOT},
+            optimizers,
+            fsdp=wrapped.api.startswith("fsdp"),
+            ranks=wrapped.shard_group * wrapped.replicas,
+            device_type=device_type,
+        )
+    except Exception as error:  # noqa: BLE001  # somebody's model: a fact that cannot be read is not known
+        return facts.NOT_KNOWN, not_available(f"{type(error).__name__}: {error}")
+    return read, OK
+
+
 def build(
     rank: int,
     model: nn.Module,
@@ -175,6 +210,8 @@ def build(
     ledger: Ledger | None,
     groups: list[list[int]],
     probes: dict[str, str],
+    known: facts.Facts = facts.NOT_KNOWN,
+    device_type: str = "cpu",
 ) -> messages.Structure:
     """The message that describes all this.
 
@@ -189,7 +226,16 @@ def build(
         rank=rank,
         effective=wrapped.effective,
         detail=detail_of(model, wrapped),
-        units=[messages.Unit(unit.name, unit.params, unit.shard_bytes, unit.unsharded_bytes) for unit in wrapped.units],
+        units=[
+            messages.Unit(
+                unit.name,
+                unit.params,
+                unit.shard_bytes,
+                unit.unsharded_bytes,
+                *(known.units[at] if at < len(known.units) else ()),
+            )
+            for at, unit in enumerate(wrapped.units)
+        ],
         buckets=torch_ddp.bucket_bytes(wrapped.ddp) if wrapped.ddp is not None and wrapped.check == OK else [],
         groups=[list(ranks) for ranks in groups],
         params=params,
@@ -197,7 +243,33 @@ def build(
         param_bytes=nbytes,
         ideal_state_bytes=ideal,
         probes=dict(probes),
+        tied=list(known.tied),
+        padding_bytes=known.padding_bytes,
+        frozen_bytes=known.frozen_bytes,
+        buffer_bytes=known.buffer_bytes,
+        ignored_bytes=known.ignored_bytes,
+        ignored_trainable_bytes=known.ignored_trainable_bytes,
+        ignored=list(known.ignored),
+        replicated_bytes=known.replicated_bytes,
+        host_bytes=_host_bytes(wrapped, ledger, device_type),
+        host_is_device=device_type == "cpu",
+        optimizer_expected_bytes=known.optimizer_expected_bytes,
+        no_sync_bytes=None if ledger is None or "grad_unsharded" in wrapped.blind else ledger.kept_gradients,
+        outside=[] if ledger is None else [messages.Outside(*group) for group in ledger.outside[: facts.NAMED]],
+        blocks=known.blocks,
+        largest_block_params=known.largest_block_params,
     )
+
+
+def _host_bytes(wrapped: Wrapped, ledger: Ledger | None, device_type: str) -> int | None:
+    """Offloaded bytes. On a CPU they are in the categories too: the host's memory is the device's."""
+    if ledger is None:
+        return None
+    if device_type != "cpu":
+        return ledger.host_bytes
+    if not wrapped.offloaded:
+        return 0
+    return sum(nbytes for name, nbytes in ledger.static.items() if name != "buffer") + ledger.live[GRAD_SHARD]
 
 
 def _model_size(wrapped: Wrapped) -> tuple[int, int, int, int]:

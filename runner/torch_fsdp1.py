@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fsdp_tui.runner.facts import Names, Part, UnitParts
 from fsdp_tui.runner.interpose import Interposer, Observer, missing_names, not_available, without
 from fsdp_tui.runner.storages import storage_bytes
 
@@ -23,6 +24,8 @@ REDUCTION_WAIT = "_post_backward_final_callback"
 """Where it waits for the reductions. Without these names exposed time is not known, and nothing else."""
 HANDLE_NAMES = ("flat_param", "uses_sharded_strategy", "world_size")
 PARAM_NAMES = ("_shapes", "_sharded_size")
+FACT_NAMES = ("_params", "_fqns", "_shard_param_infos", "_shared_param_infos")
+"""Of a flat parameter: what it was made from. Without these names padding, tied and frozen parameters are not known."""
 FULL = ("_full_param_padded", "_full_prec_full_param_padded", "_mp_shard")
 """Tensors of a flat parameter that exist only while it is unsharded; their storages are resized to 0 between."""
 
@@ -66,6 +69,15 @@ def check_handle(handle: Any) -> str:
     if hasattr(handle, "flat_param"):
         missing += missing_names(handle.flat_param, PARAM_NAMES)
     return without(missing)
+
+
+def check_facts(handle: Any) -> str:
+    """ "ok", or why it cannot be told what this handle's flat parameter was made from."""
+    return without(missing_names(handle.flat_param, FACT_NAMES))
+
+
+def offloads(handle: Any) -> bool:
+    return bool(getattr(handle, "_offload_params", False))
 
 
 def is_wrapped(model: nn.Module) -> bool:
@@ -117,13 +129,39 @@ class Fsdp1Unit:
         self.owner = handle
         flat = handle.flat_param
         self.params = sum(prod(shape) for shape in flat._shapes)
-        self.trainable_params = self.params if flat.requires_grad else 0
+        trains = [param.requires_grad for param in getattr(flat, "_params", None) or ()] or [flat.requires_grad]
+        if len(trains) < len(flat._shapes):  # without use_orig_params they train together or not at all
+            trains = trains[:1] * len(flat._shapes)
+        self.trainable_params = sum(prod(shape) for shape, train in zip(flat._shapes, trains, strict=True) if train)
+        self._trains = trains
         self.param_bytes = self.params * flat.element_size()
         self.shard_bytes = storage_bytes(flat)
+        self._device_type = getattr(handle, "device", flat.device).type
         self._shard_numel = prod(flat._sharded_size)
         compute = getattr(handle, "_fwd_bwd_param_dtype", None) or flat.dtype
         sharded = handle.uses_sharded_strategy
         self.unsharded_bytes = self._shard_numel * handle.world_size * compute.itemsize if sharded else 0
+
+    def is_gathered(self, memory: tuple[int, int, int, int]) -> bool:
+        return memory[0] > 0
+
+    def parts(self, names: Names) -> UnitParts:
+        """The parameters that were flattened into this one. Their names come from the handle, not from `names`."""
+        flat = self.owner.flat_param
+        prefix = "" if self.name == "<root>" else f"{self.name}."
+        aliases: dict[str, list[str]] = {}
+        for tied in flat._shared_param_infos:
+            owner = _joined(tied.prim_module_name, tied.prim_param_name)
+            aliases.setdefault(owner, []).append(prefix + _joined(tied.module_name, tied.param_name))
+        parts = [
+            Part(
+                (prefix + fqn, *aliases.get(fqn, ())), prod(shape), part.numel_in_shard or 0, flat.element_size(), train
+            )
+            for fqn, shape, part, train in zip(
+                flat._fqns, flat._shapes, flat._shard_param_infos, self._trains, strict=True
+            )
+        ]
+        return UnitParts(parts, self.shard_bytes, bool(self.owner.uses_sharded_strategy), one_gradient=True)
 
     def memory(self) -> tuple[int, int, int, int]:
         """Bytes of param_unsharded, grad_shard, grad_unsharded and comm_buffer that the handle holds now."""
@@ -131,7 +169,7 @@ class Fsdp1Unit:
         counted: set[int] = set()
         for category, grad in self._grads():
             key = grad.untyped_storage()._cdata
-            if key in counted:
+            if key in counted or grad.device.type != self._device_type:  # an offloaded one is on the host
                 continue
             counted.add(key)
             if category == "grad_shard":
@@ -165,6 +203,10 @@ class Fsdp1Unit:
         if flat.grad is not None:
             whole = self.owner.uses_sharded_strategy and flat.grad.numel() != self._shard_numel
             yield ("grad_unsharded" if whole else "grad_shard"), flat.grad
+
+
+def _joined(module_name: str, name: str) -> str:
+    return f"{module_name}.{name}" if module_name else name
 
 
 def install(interposer: Interposer, observer: Observer) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fsdp_tui.runner.facts import Names, Part, UnitParts
 from fsdp_tui.runner.interpose import Interposer, Observer, missing_names, not_available, without
 from fsdp_tui.runner.storages import local_tensor, storage_bytes
 
@@ -126,6 +127,10 @@ def replicas(group: Any) -> int:
     return int(getattr(group.mesh_info, "replicate_mesh_size", 1))
 
 
+def offloads(group: Any) -> bool:
+    return type(getattr(group, "offload_policy", None)).__name__ == "CPUOffloadPolicy"
+
+
 def kept_after_forward(group: Any) -> int | None:
     """Ranks over which the group's parameters stay split between forward and backward; None: kept whole."""
     mesh = getattr(group, "post_forward_mesh_info", None)
@@ -148,6 +153,18 @@ class Fsdp2Unit:
         self.unsharded_bytes = shard_group_size(group) * sum(sizes)
         self._grad_shard_bytes: int | None = None
 
+    def is_gathered(self, memory: tuple[int, int, int, int]) -> bool:
+        return bool(self.owner.is_unsharded) or self.owner._all_gather_result is not None
+
+    def parts(self, names: Names) -> UnitParts:
+        """The group's parameters."""
+        sharded = [param.sharded_param for param in self._params]
+        parts = [
+            Part(names.get(id(p), ()), p.numel(), local_tensor(p).numel(), p.element_size(), p.requires_grad)
+            for p in sharded
+        ]
+        return UnitParts(parts, self.shard_bytes, shard_group_size(self.owner) > 1, one_gradient=False)
+
     def memory(self) -> tuple[int, int, int, int]:
         """Bytes of param_unsharded, grad_shard, grad_unsharded and comm_buffer that the group holds now."""
         group = self.owner
@@ -158,7 +175,8 @@ class Fsdp2Unit:
         if any(param.sharded_param.grad is not None for param in self._params):
             if self._grad_shard_bytes is None:
                 grads = [local_tensor(p.sharded_param.grad) for p in self._params if p.sharded_param.grad is not None]
-                self._grad_shard_bytes = _distinct_bytes(grads)
+                here = getattr(group, "device", grads[0].device).type
+                self._grad_shard_bytes = _distinct_bytes([grad for grad in grads if grad.device.type == here])
             reduced = self._grad_shard_bytes
         else:
             self._grad_shard_bytes = None

@@ -106,6 +106,32 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     """What this rank stores of it, padding included."""
     unsharded_bytes: Count
     """What one all-gather of it makes live on a rank."""
+    padding_bytes: Count | None = None
+    """Of `shard_bytes`, what holds no parameter."""
+    frozen_params: Count | None = None
+    """Of `params`, those that need no gradient."""
+    frozen_grad_bytes: Count | None = None
+    """Gradient memory that this rank spends on them: FSDP1 has one gradient for all of a flat parameter."""
+
+
+class Tied(msgspec.Struct, frozen=True, array_like=True):
+    """A parameter that several modules use. It counts once, where its owner is."""
+
+    name: Text
+    """The first name it has in the model."""
+    aliases: list[Text]
+    nbytes: Count
+    """Of the whole parameter, in its stored type."""
+
+
+class Outside(msgspec.Struct, frozen=True, array_like=True):
+    """Live tensors of one type and shape that neither the model nor an optimizer owns."""
+
+    what: Text
+    """"float32 256x128"."""
+    tensors: Count
+    nbytes: Count
+    """Of all of them."""
 
 
 class Structure(msgspec.Struct, frozen=True, array_like=True, tag="structure", kw_only=True):
@@ -128,6 +154,33 @@ class Structure(msgspec.Struct, frozen=True, array_like=True, tag="structure", k
     """Model states (parameters, gradients, optimizer) per rank if they were cut into exactly equal parts."""
     probes: dict[str, str] = {}
     """Probe -> "ok" or "not available: why"."""
+    tied: list[Tied] = []
+    padding_bytes: Count | None = None
+    """Of this rank's parameter shards, what holds no parameter."""
+    frozen_bytes: Count | None = None
+    """Of `param_bytes`, what needs no gradient."""
+    buffer_bytes: Count | None = None
+    """Of the model's buffers on this rank."""
+    ignored_bytes: Count | None = None
+    """Parameters that FSDP was told to leave alone: whole on this rank, and their gradients are nobody's to reduce."""
+    ignored_trainable_bytes: Count | None = None
+    ignored: list[Text] = []
+    """Their names, the largest first; the smallest of many are left out."""
+    replicated_bytes: Count | None = None
+    """Parameters that are whole here and on another rank: ignored ones, and all that the strategy does not shard."""
+    host_bytes: Count | None = None
+    """Parameters, gradients and optimizer states on the host: beside the device's categories, except on a CPU, where they
+    are the same memory (`host_is_device`)."""
+    host_is_device: bool = False
+    optimizer_expected_bytes: Count | None = None
+    """What the optimizer keeps once it has stepped; None for one whose rule is not known."""
+    no_sync_bytes: Count | None = None
+    """Full-size gradients that waited for the next micro-batch in the newest step that was looked at."""
+    outside: list[Outside] = []
+    """What `unexplained` is made of, as far as Python holds it, the largest first; the smallest of many are left out."""
+    blocks: Count | None = None
+    """Repeated blocks of the model, wrapped or not."""
+    largest_block_params: Count | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
@@ -157,6 +210,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
     """Time the probes took on the training thread in this step."""
     looked_step: Count = 0
     """The step that `memory` and `peak` are of: the newest one whose every event was looked at."""
+    peak_units: Count | None = None
+    """Units whose parameters were gathered, or on their way, at the peak: more than the one in use are kept or prefetched."""
 
 
 class Comm(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):

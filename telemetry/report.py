@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fsdp_tui.telemetry.bandwidth import note
-from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES
+from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES, Structure
 from fsdp_tui.telemetry.trace import summary
 from fsdp_tui.telemetry.view import (
     Collective,
@@ -65,6 +65,7 @@ def show(run: RunView) -> dict[str, Any]:
             "trainable_params": run.trainable_params if run.params else None,
             "param_bytes": run.param_bytes or None,
             "ideal_state_bytes": run.ideal_state_bytes,
+            **_model_facts(next((rank.structure for rank in run.ranks if rank.structure), None)),
         },
         "ranks": [_rank(rank) for rank in run.ranks],
         "loss": {
@@ -132,6 +133,29 @@ def show(run: RunView) -> dict[str, Any]:
     }
 
 
+def _model_facts(structure: Structure | None) -> dict[str, Any]:
+    known = structure or Structure(rank=0, effective="", detail={}, units=[])
+    return {
+        "frozen_bytes": known.frozen_bytes,
+        "buffer_bytes": known.buffer_bytes,
+        "tied": [{"name": tied.name, "aliases": list(tied.aliases), "bytes": tied.nbytes} for tied in known.tied],
+        "ignored": list(known.ignored),
+        "blocks": known.blocks,
+        "largest_block_params": known.largest_block_params,
+    }
+
+
+RANK_FACTS = (
+    "padding_bytes",
+    "ignored_bytes",
+    "replicated_bytes",
+    "host_bytes",
+    "host_is_device",
+    "optimizer_expected_bytes",
+    "no_sync_bytes",
+)
+
+
 def _rank(rank: RankView) -> dict[str, Any]:
     hello = rank.hello
     return {
@@ -144,6 +168,12 @@ def _rank(rank: RankView) -> dict[str, Any]:
         "peak_phase": rank.peak_phase or None,
         "peak_unit": rank.peak_unit or None,
         "highest_bytes": rank.highest_bytes,
+        "peak_units": rank.peak_units,
+        **{name: getattr(rank.structure, name) if rank.structure else None for name in RANK_FACTS},
+        "outside": [
+            {"what": group.what, "tensors": group.tensors, "bytes": group.nbytes}
+            for group in (rank.structure.outside if rank.structure else ())
+        ],
         "steps": rank.steps,
         "step_ns": rank.step_ns,
         "phases_ns": dict(zip(PHASES, rank.phases_ns, strict=False)),
@@ -169,6 +199,9 @@ def _unit(unit: UnitView, backend: str) -> dict[str, Any]:
         "params": unit.params,
         "shard_bytes": unit.shard_bytes,
         "unsharded_bytes": unit.unsharded_bytes,
+        "padding_bytes": unit.padding_bytes,
+        "frozen_params": unit.frozen_params,
+        "frozen_grad_bytes": unit.frozen_grad_bytes,
         "all_gather": _collective(unit.all_gather, backend, "all_gather"),
         "reduce_scatter": _collective(unit.reduce_scatter, backend, "reduce_scatter"),
         "all_reduce": _collective(unit.all_reduce, backend, "all_reduce"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -52,6 +53,7 @@ from fsdp_tui.telemetry.view import (
     Series,
     UnitView,
     total,
+    typical,
 )
 
 STEP_WINDOW = 512
@@ -330,6 +332,8 @@ class RunState(msgspec.Struct):
         stats = _CollectiveMedians(self.comm_window)
         exposed = stats.exposed_by_phase()
         ranks = tuple(self._rank_view(rank, state, exposed.get(rank, ())) for rank, state in self.ranks.items())
+        usual = typical([total(rank.memory) for rank in ranks])
+        ranks = tuple(self._with_since(rank, usual) for rank in ranks)
         structures = [state.structure for state in self.ranks.values() if state.structure]
         lead = structures[0] if structures else None
         units = tuple(
@@ -343,6 +347,9 @@ class RunState(msgspec.Struct):
                 all_gather=stats.collective(at, 0),
                 reduce_scatter=stats.collective(at, 1),
                 all_reduce=stats.collective(at, 2),
+                padding_bytes=_most(structures, at, "padding_bytes"),
+                frozen_params=unit.frozen_params,
+                frozen_grad_bytes=_most(structures, at, "frozen_grad_bytes"),
             )
             for at, unit in enumerate(lead.units if lead else ())
         )
@@ -372,7 +379,7 @@ class RunState(msgspec.Struct):
             params=lead.params if lead else 0,
             trainable_params=lead.trainable_params if lead else 0,
             param_bytes=lead.param_bytes if lead else 0,
-            ideal_state_bytes=lead.ideal_state_bytes if lead else None,
+            ideal_state_bytes=next((s.ideal_state_bytes for s in structures if s.ideal_state_bytes), None),
             ranks=ranks,
             units=units,
             buckets=buckets,
@@ -409,6 +416,8 @@ class RunState(msgspec.Struct):
             peak_phase=last.peak_phase if last else "",
             peak_unit=units[last.peak_unit].name if last and 0 <= last.peak_unit < len(units) else "",
             highest_bytes=state.highest,
+            structure=state.structure,
+            peak_units=last.peak_units if last else None,
             step_ns=_median_known([step.step_ns for step in window]),
             phases_ns=_median_columns([tuple(step.phases_ns) for step in window or ([last] if last else [])]),
             overhead_ns=_median_known([step.overhead_ns for step in window]),
@@ -424,6 +433,21 @@ class RunState(msgspec.Struct):
             captures=tuple(state.captures),
             exposed_ns=exposed_ns,
         )
+
+    def _with_since(self, rank: RankView, usual: int | None) -> RankView:
+        """Adds since when the rank has been fuller than the usual one, if it is."""
+        now = total(rank.memory)
+        if now is None or usual is None or now <= verdicts.OUTLIER * usual:
+            return rank
+        halfway, since, state = (now + usual) / 2, rank.steps, self.ranks[rank.rank]
+        for step in reversed(state.window):
+            held = total(tuple(step.memory))
+            if held is None or held < halfway:
+                break
+            since = step.step
+        else:
+            since = state.first_step or since  # as far back as is known
+        return replace(rank, fuller_since=since)
 
     def _series(self) -> Series:
         count = np.asarray(self.loss_count, dtype=np.float64)
@@ -441,6 +465,12 @@ class RunState(msgspec.Struct):
             step_ns=step_ns,
             tokens_per_s=rate,
         )
+
+
+def _most(structures: Sequence[Structure], at: int, name: str) -> int | None:
+    """The largest figure that any rank has of a unit."""
+    said: list[int | None] = [getattr(s.units[at], name) for s in structures if at < len(s.units)]
+    return max((value for value in said if value is not None), default=None)
 
 
 def check_columns(capture: Capture) -> None:

@@ -6,16 +6,36 @@ statistic of timings after STATISTICAL.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import median
 
-from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES
-from fsdp_tui.telemetry.strategy import Strategy, StrategyError, parse_strategy
-from fsdp_tui.telemetry.view import BUCKETS, Lateness, RankView, RunView, Verdict, category, model_states, total
+from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES, Structure
+from fsdp_tui.telemetry.strategy import HYBRID, Strategy, StrategyError, parse_strategy
+from fsdp_tui.telemetry.view import (
+    BUCKETS,
+    STATE_CATEGORIES,
+    Column,
+    Lateness,
+    RankView,
+    RunView,
+    Verdict,
+    category,
+    model_states,
+    total,
+    typical,
+)
 
 STRUCTURAL = 2
 STATISTICAL = 20
+OUTLIER = 1.15
+"""How many times the usual rank's memory one must hold to stand out."""
+BIG_UNIT = 0.9
+"""Share of the parameters in one unit from which on it is the whole model, in effect."""
+OUTSIDE = 0.05
+"""Share of a rank's memory that tensors outside the training hold before they are worth a finding."""
+MINOR = 0.01
+"""Share of the model states below which padding and the like are not worth a finding."""
 LATE_SHARE = 0.10
 """Of the step, from which on waiting for one rank is a finding."""
 CAUSES = {
@@ -53,7 +73,7 @@ def strategy_changed(run: RunView) -> Iterator[Verdict]:
         requested = parse_strategy(run.requested).with_mesh(run.world_size).text
     except StrategyError:
         return
-    if requested != run.effective:
+    if requested != run.effective and not _hybrid_that_does_not_shard(run):
         alone = run.world_size == 1
         yield Verdict(
             kind="strategy_changed",
@@ -69,28 +89,86 @@ def strategy_changed(run: RunView) -> Iterator[Verdict]:
         )
 
 
+def _hybrid_that_does_not_shard(run: RunView) -> bool:
+    try:
+        requested = parse_strategy(run.requested).with_mesh(run.world_size)
+    except StrategyError:
+        return False
+    effective = _strategy(run)
+    return (
+        requested.sharding in HYBRID
+        and run.world_size > 1
+        and effective is not None
+        and effective.is_fsdp
+        and effective.shard_group_size(run.world_size) == 1
+    )
+
+
+def hybrid_not_sharded(run: RunView) -> Iterator[Verdict]:
+    """A hybrid strategy whose shard group is one rank replicates everything."""
+    held = [model_states(rank.memory) for rank in run.ranks]
+    if run.steps < STRUCTURAL or None in held or not held or not _hybrid_that_does_not_shard(run):
+        return
+    ideal = run.ideal_state_bytes
+    yield Verdict(
+        kind="hybrid_not_sharded",
+        severity="warn",
+        what=f"{run.requested} was asked for, {run.effective} runs: nothing is sharded",
+        expected=ideal / run.world_size if ideal else None,
+        measured=max(held, key=lambda nbytes: nbytes or 0),
+        unit="bytes",
+        reason="its shard group is one rank, so every rank keeps all model states",
+        next="shard over more ranks: full_shard"
+        + (f", or hybrid_shard={run.world_size // 2}x2" if run.world_size >= 4 else ""),
+    )
+
+
+def _facts(rank: RankView) -> Structure:
+    """What the rank has said of its model; everything is not known when it has said nothing."""
+    return rank.structure or Structure(rank=rank.rank, effective="", detail={}, units=[])
+
+
+def _fullest(run: RunView, read: Callable[[RankView], int | None]) -> tuple[RankView, int] | None:
+    """The rank with most of something, and how much; None when nobody has any, or one rank's is not known."""
+    values = [(rank, read(rank)) for rank in run.ranks]
+    known = [(rank, value) for rank, value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    rank, value = max(known, key=lambda pair: pair[1])
+    return (rank, value) if value else None
+
+
+def optimizer_not_allocated(run: RunView) -> Iterator[Verdict]:
+    """Optimizer states come with the first step: memory that a look before it does not show."""
+    expected = _fullest(run, lambda rank: _facts(rank).optimizer_expected_bytes)
+    if expected is None or len(run.ranks) < run.world_size or any(category(r.memory, "optimizer") for r in run.ranks):
+        return
+    if run.steps == 0 and any(rank.steps for rank in run.ranks):  # this very step is coming in
+        return
+    rank, nbytes = expected
+    yield Verdict(
+        kind="optimizer_not_allocated",
+        severity="note",
+        what=f"the optimizer holds no state yet: {_size(nbytes)} on rank {rank.rank} are to come",
+        expected=nbytes,
+        measured=0,
+        unit="bytes",
+        reason="torch.optim allocates its states in its first step"
+        if run.steps == 0
+        else f"no optimizer has stepped in {run.steps} steps",
+        next="leave room for them: a model that fits in its first backward can run out of memory in the step after it",
+    )
+
+
 def states_against_theory(run: RunView) -> Iterator[Verdict]:
     """Measured parameters, gradients and optimizer states of the fullest rank against their exact share."""
     if run.steps < STRUCTURAL or not run.ideal_state_bytes:
         return
-    states = {rank.rank: model_states(rank.memory) for rank in run.ranks}
-    known = {rank: held for rank, held in states.items() if held is not None}
-    if not known or len(known) < len(states):
+    fullest = _fullest(run, lambda rank: model_states(rank.memory))
+    if fullest is None or next(optimizer_not_allocated(run), None) is not None:
         return
-    if any(not category(rank.memory, "optimizer") for rank in run.ranks):
-        yield Verdict(
-            kind="optimizer_not_allocated",
-            severity="note",
-            what="the optimizer holds no state yet",
-            expected=None,
-            measured=0,
-            unit="bytes",
-            reason="most optimizers allocate their state in their first step; SGD without momentum has none",
-            next="expect memory to grow at the first optimizer step, unless the optimizer keeps no state",
-        )
-        return
-    worst = max(known, key=lambda rank: known[rank])
-    held, ideal = known[worst], run.ideal_state_bytes
+    worst, held = fullest
+    ideal = run.ideal_state_bytes
     off = held / ideal - 1
     strategy = _strategy(run)
     shards = strategy.shard_group_size(run.world_size) if strategy else 1
@@ -103,20 +181,181 @@ def states_against_theory(run: RunView) -> Iterator[Verdict]:
             expected=ideal,
             measured=held,
             unit="bytes",
-            reason=f"parameters, gradients and optimizer of rank {worst}, the fullest: {off:+.2%} against equal parts",
+            reason=f"parameters, gradients and optimizer of rank {worst.rank}, the fullest: {off:+.2%} against equal parts",
             next="",
         )
     else:
+        causes = _causes(worst)
         yield Verdict(
             kind="states_off_theory",
-            severity="warn" if off > 0.15 else "note",
-            what=f"rank {worst} keeps {held / ideal:.2f} times {share}",
+            severity="warn" if off > 0.15 and not causes else "note",
+            what=f"rank {worst.rank} keeps {held / ideal:.2f} times {share}",
             expected=ideal,
             measured=held,
             unit="bytes",
-            reason="padding of uneven dimensions, parameters left out of sharding, or gradients that are not reduced",
-            next="compare the categories of the ranks; dimensions that divide by the ranks need no padding",
+            reason=causes or "states are spread unevenly, or gradients are not reduced",
+            next="see the findings on each" if causes else "compare the categories of the ranks",
         )
+
+
+def _causes(rank: RankView) -> str:
+    """What is known to put a rank's states off their exact share, with bytes of its parameters or gradients."""
+    facts = _facts(rank)
+    frozen = sum(unit.frozen_grad_bytes or 0 for unit in facts.units)
+    parts = (
+        ("padding", facts.padding_bytes),
+        ("parameters left out of sharding", facts.ignored_bytes),
+        ("gradients of frozen parameters", frozen),
+    )
+    return ", ".join(f"{what} {_size(nbytes)}" for what, nbytes in parts if nbytes)
+
+
+def frozen_mixed(run: RunView) -> Iterator[Verdict]:
+    """FSDP1 has one gradient for a whole flat parameter, the frozen part of it included."""
+    mixed = _fullest(run, lambda rank: sum(unit.frozen_grad_bytes or 0 for unit in _facts(rank).units))
+    if run.steps < STRUCTURAL or mixed is None:
+        return
+    rank, nbytes = mixed
+    held = model_states(rank.memory)
+    if held is None or nbytes < MINOR * held:
+        return
+    units = [unit.name for unit in _facts(rank).units if unit.frozen_grad_bytes]
+    yield Verdict(
+        kind="frozen_mixed",
+        severity="warn",
+        what=f"{_count(len(units), 'unit')} {'mixes' if len(units) == 1 else 'mix'} frozen and trainable parameters:"
+        f" + {_size(nbytes)} of gradients on rank {rank.rank}",
+        expected=0,
+        measured=nbytes,
+        unit="bytes",
+        reason=f"a flat parameter has one gradient for all of it, frozen parts included: {_listed(units)}",
+        next="wrap trainable parts (adapters, say) apart from frozen ones, or use fsdp2, which has a gradient for each",
+    )
+
+
+def ignored_parameters(run: RunView) -> Iterator[Verdict]:
+    """Parameters left out of sharding are whole on every rank, and FSDP does not reduce their gradients."""
+    ignored = _fullest(run, lambda rank: _facts(rank).ignored_bytes)
+    if run.steps < STRUCTURAL or ignored is None or run.world_size < 2:
+        return
+    rank, nbytes = ignored
+    facts = _facts(rank)
+    trains = facts.ignored_trainable_bytes or 0
+    yield Verdict(
+        kind="ignored_parameters",
+        severity="warn" if trains else "note",
+        what=f"{_size(nbytes)} of parameters are on every rank, not sharded",
+        expected=nbytes / run.world_size,
+        measured=nbytes,
+        unit="bytes",
+        reason=f"FSDP was told to ignore them: {_listed(facts.ignored)}",
+        next=f"{_size(trains)} of them are trained, and FSDP does not reduce their gradients: reduce them yourself, or the"
+        " ranks drift apart"
+        if trains
+        else "leave them to FSDP if every rank need not have them whole",
+    )
+
+
+def uneven_shards(run: RunView) -> Iterator[Verdict]:
+    """Dimensions that the ranks do not divide are padded, and the last ranks hold less, or nothing."""
+    if run.steps < STRUCTURAL or len(run.ranks) < 2:
+        return
+    stored = {rank.rank: category(rank.memory, "param_shard") for rank in run.ranks}
+    padding = {rank.rank: _facts(rank).padding_bytes for rank in run.ranks}
+    held = {r: (stored[r] or 0) - (padding[r] or 0) for r in stored}
+    whole = sum(nbytes or 0 for nbytes in stored.values())
+    lost = sum(nbytes or 0 for nbytes in padding.values())
+    if None in stored.values() or None in padding.values() or not lost or lost < MINOR * whole:
+        return
+    least, most = min(held, key=lambda rank: held[rank]), max(held, key=lambda rank: held[rank])
+    yield Verdict(
+        kind="uneven_shards",
+        severity="warn" if lost > 0.1 * whole else "note",
+        what=f"shards are uneven: {_size(lost)} of padding, {lost / whole:.1%} of what the ranks store of parameters",
+        expected=whole - lost,
+        measured=whole,
+        unit="bytes",
+        reason=f"without padding rank {most} holds {_size(held[most])}, rank {least} {_size(held[least])}:"
+        " the first dimension of parameters is not a multiple of the ranks",
+        next="choose dimensions that divide by the ranks, or shard small parameters in larger units (fsdp1 pads per unit)",
+    )
+
+
+def no_sync(run: RunView) -> Iterator[Verdict]:
+    """Without synchronisation gradients stay whole between micro-batches."""
+    strategy = _strategy(run)
+    kept = _fullest(run, lambda rank: _facts(rank).no_sync_bytes)
+    if kept is None or strategy is None or strategy.shard_group_size(run.world_size) < 2 or run.steps < STRUCTURAL:
+        return
+    rank, nbytes = kept
+    yield Verdict(
+        kind="no_sync",
+        severity="note",
+        what=f"full-size gradients wait between micro-batches: + {_size(nbytes)} on rank {rank.rank}",
+        expected=0,
+        measured=nbytes,
+        unit="bytes",
+        reason="gradients are accumulated without synchronisation, so that nothing is reduced to a shard until the last"
+        " backward",
+        next="reduce in every backward (leave no_sync out): less memory, for one reduce-scatter per unit and micro-batch",
+    )
+
+
+def activations_dominate(run: RunView) -> Iterator[Verdict]:
+    """Where most of the peak was made by forward and backward, sharding has little left to save."""
+    peak = _fullest(run, lambda rank: total(rank.peak))
+    if run.steps < STRUCTURAL or peak is None or run.world_size < 2:
+        return
+    rank, whole = peak
+    saved, temp = category(rank.peak, "activation"), category(rank.peak, "temp")
+    if saved is None or temp is None or 2 * (saved + temp) <= whole:
+        return
+    held, ideal = model_states(rank.memory), run.ideal_state_bytes
+    fair = held is not None and ideal is not None and abs(held / ideal - 1) <= 0.05
+    checkpointed = bool(run.detail.get("checkpointing"))
+    yield Verdict(
+        kind="activations_dominate",
+        severity="note",
+        what=f"{(saved + temp) / whole:.0%} of the peak is activations, which sharding does not touch",
+        expected=None,
+        measured=saved + temp,
+        unit="bytes",
+        reason=("model states are their exact share; " if fair else "")
+        + f"the peak of rank {rank.rank} is in {rank.peak_phase}, with {_size(saved)} saved for backward"
+        f" and {_size(temp)} temporary",
+        next="use smaller micro-batches or shorter sequences"
+        if checkpointed
+        else "use activation checkpointing, or smaller micro-batches",
+    )
+
+
+def tensors_outside(run: RunView) -> Iterator[Verdict]:
+    """Live tensors that are neither the model's nor an optimizer's, such as an average of the weights."""
+    outside = _fullest(run, lambda rank: category(rank.memory, "unexplained"))
+    if run.steps < STRUCTURAL or outside is None:
+        return
+    rank, nbytes = outside
+    whole = total(rank.memory)
+    if not whole or nbytes < OUTSIDE * whole:
+        return
+    groups = _facts(rank).outside
+    on_cpu = rank.hello is None or rank.hello.device == "cpu"
+    if on_cpu and sum(group.nbytes for group in groups) < OUTSIDE * whole:
+        return  # the heap grew, and no search has found tensors yet
+    copies = {"the whole model's": run.param_bytes, "this rank's parameters'": category(rank.memory, "param_shard")}
+    size = next((f"; {whose} size" for whose, same in copies.items() if same and abs(nbytes / same - 1) < 0.02), "")
+    yield Verdict(
+        kind="tensors_outside",
+        severity="note",
+        what=f"{_size(nbytes)} on rank {rank.rank} are tensors outside the model and its optimizer{size}",
+        expected=None,
+        measured=nbytes,
+        unit="bytes",
+        reason="the largest: " + _listed([f"{group.tensors} x {group.what}" for group in groups])
+        if groups
+        else "no tensor that Python can see accounts for them",
+        next="keep an average of the weights in shards, or on the host; drop what is not needed",
+    )
 
 
 def two_ranks(run: RunView) -> Iterator[Verdict]:
@@ -134,7 +373,7 @@ def two_ranks(run: RunView) -> Iterator[Verdict]:
         measured=held,
         unit="bytes",
         reason="sharding divides model states by the ranks of the shard group",
-        next=f"4 ranks would keep {_mib(held / 2)} each, 8 ranks {_mib(held / 4)}",
+        next=f"4 ranks would keep {_size(held / 2)} each, 8 ranks {_size(held / 4)}",
     )
 
 
@@ -149,7 +388,7 @@ def parameters_kept(run: RunView) -> Iterator[Verdict]:
         yield Verdict(
             kind="shard_grad_op",
             severity="note",
-            what="gathered parameters stay from forward to backward; it is no leak",
+            what=f"gathered parameters stay from forward to backward: + {_size(max(known))} at the peak; it is no leak",
             expected=None,
             measured=max(known),
             unit="bytes",
@@ -161,24 +400,38 @@ def parameters_kept(run: RunView) -> Iterator[Verdict]:
 def one_big_unit(run: RunView) -> Iterator[Verdict]:
     """With a single unit every all-gather brings all parameters at once."""
     strategy = _strategy(run)
-    if (
-        run.steps < STRUCTURAL
-        or strategy is None
-        or strategy.shard_group_size(run.world_size) < 2
-        or len(run.units) != 1
-    ):
+    if run.steps < STRUCTURAL or strategy is None or strategy.shard_group_size(run.world_size) < 2 or not run.units:
+        return
+    big = max(run.units, key=lambda unit: unit.params)
+    params = sum(unit.params for unit in run.units)
+    if big.params < BIG_UNIT * params:
         return
     wrap = str(run.detail.get("wrap", "none"))
     nothing = run.detail.get("wrapped_modules") == 0 and wrap != "none"
+    facts = _facts(run.ranks[0])
+    blocks, block = facts.blocks or 0, facts.largest_block_params or 0
+    at_once, advice = None, "wrap parts of it: only the ones in use are then unsharded"
+    if blocks > 2 and block:
+        # What is in no block stays in the root's unit; of the blocks one is in use and the next is on its way.
+        at_once = big.unsharded_bytes * (params - (blocks - 2) * block) // params
+        advice = (
+            f"wrap each of the {blocks} blocks (--wrap transformer): {_size(at_once)} unsharded at once,"
+            f" {_size(big.unsharded_bytes - at_once)} less"
+        )
     yield Verdict(
         kind="policy_matched_nothing" if nothing else "one_big_unit",
         severity="warn",
-        what=f"the wrap policy {wrap} matched no module" if nothing else "the whole model is one unit",
-        expected=None,
-        measured=run.units[0].unsharded_bytes,
+        what=f"the wrap policy {wrap} wrapped 0 submodules: the whole model is one unit"
+        if nothing
+        else "the whole model is one unit"
+        if len(run.units) == 1
+        else f"one unit ({big.name}) holds {big.params / params:.0%} of the parameters",
+        expected=at_once,
+        measured=big.unsharded_bytes,
         unit="bytes",
-        reason="all parameters are gathered at once, in every forward",
-        next="wrap each block: only the blocks in use are then unsharded",
+        reason=f"all {big.params:,} parameters are unsharded at every all-gather"
+        + (f"; the largest block has {block:,}" if block else ""),
+        next=advice,
     )
 
 
@@ -267,23 +520,119 @@ def _own_time(rank: RankView) -> dict[str, float | None]:
 
 
 def peak_spread(run: RunView) -> Iterator[Verdict]:
-    """A rank whose peak stands out from the median of the ranks."""
-    peaks = {rank.rank: total(rank.peak) for rank in run.ranks}
-    known = {rank: peak for rank, peak in peaks.items() if peak}
-    if run.steps < STATISTICAL or len(known) < 2 or len(known) < len(peaks):
+    """A rank whose peak stands out from the usual one's, and the category that makes the difference."""
+    usual = typical([total(rank.peak) for rank in run.ranks])
+    fullest = _fullest(run, lambda rank: total(rank.peak))
+    if run.steps < STRUCTURAL or len(run.ranks) < 2 or not usual or fullest is None or fullest[1] <= OUTLIER * usual:
         return
-    middle = median(known.values())
-    worst = max(known, key=lambda rank: known[rank])
-    if known[worst] > 1.15 * middle:
+    rank, measured = fullest
+    others = [other.peak for other in run.ranks]
+    excess = {name: _excess(rank.peak, others, name) for name in dict.fromkeys((*STATE_CATEGORIES, *EXCESS))}
+    name = max(excess, key=lambda name: excess[name])
+    if name in ("activation", "temp") and run.steps < STATISTICAL:  # batches differ from step to step
+        return
+    since = "" if rank.fuller_since is None else f", since step {rank.fuller_since}"
+    if rank.fuller_since == 1:
+        since = ", since the first step"
+    yield Verdict(
+        kind="rank_outlier",
+        severity="warn",
+        what=f"rank {rank.rank} peaks {_size(measured - usual)} above the usual rank, {measured / usual:.2f} times{since}",
+        expected=usual,
+        measured=measured,
+        unit="bytes",
+        reason=f"{_size(excess[name])} of it is {name}: {EXCESS.get(name, 'its share of the model states is larger')}",
+        next=f"see what rank {rank.rank} alone does: "
+        + EXCESS_ADVICE.get(name, "compare its categories with its neighbours'"),
+    )
+
+
+EXCESS = {
+    "activation": "longer sequences or a larger batch",
+    "temp": "longer sequences or a larger batch",
+    "unexplained": "tensors outside the training, as of a full state dict or a model that was loaded whole",
+    "param_unsharded": "parameters that stay gathered",
+    "grad_unsharded": "gradients that are not reduced",
+    "comm_buffer": "buffers of collectives",
+    "buffer": "buffers of the model",
+}
+EXCESS_ADVICE = {
+    "unexplained": "free what loading or checkpointing left there; load on the meta device, gather state dicts in shards",
+    "activation": "balance the tokens that ranks are given",
+    "temp": "balance the tokens that ranks are given",
+}
+
+
+def _excess(column: Column, others: list[Column], name: str) -> int:
+    own, usual = category(column, name), typical([category(other, name) for other in others])
+    return 0 if own is None or usual is None else own - usual
+
+
+def cache(run: RunView) -> Iterator[Verdict]:
+    """Memory that torch's CUDA allocator has reserved and not given to any tensor; none of it on a CPU."""
+    fullest = _fullest(run, lambda rank: category(rank.memory, "cache"))
+    if run.steps < STRUCTURAL or fullest is None:
+        return
+    rank, nbytes = fullest
+    reserved = nbytes + (total(rank.memory) or 0)
+    retries = int(rank.gauges.get("retries") or 0)
+    if not retries and (nbytes < 0.3 * reserved or nbytes < 2**30):
+        return
+    yield Verdict(
+        kind="cache",
+        severity="warn" if retries else "note",
+        what=f"rank {rank.rank} has {_size(nbytes)} reserved and not allocated",
+        expected=None,
+        measured=nbytes,
+        unit="bytes",
+        reason=f"{nbytes / reserved:.0%} of what torch has reserved is cache"
+        + (f"; it was emptied {retries} times to find room, which is slow" if retries else ""),
+        next="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fits blocks of changing size better",
+    )
+
+
+def beside_torch(run: RunView) -> Iterator[Verdict]:
+    """Memory of a GPU that is not torch's: the CUDA context and NCCL's buffers, and other processes."""
+    if run.steps < STRUCTURAL:
+        return
+    devices = [rank for rank in run.ranks if rank.hello is not None and rank.hello.device.startswith("cuda")]
+    if not devices or len(devices) < len(run.ranks):
+        return
+    fullest = _fullest(run, lambda rank: category(rank.memory, "non_torch"))
+    if fullest is not None:
+        rank, nbytes = fullest
+        ours = nbytes + (category(rank.memory, "cache") or 0) + (total(rank.memory) or 0)
+        if nbytes >= 0.1 * ours and nbytes >= 2**30:
+            yield Verdict(
+                kind="non_torch",
+                severity="note",
+                what=f"{_size(nbytes)} of rank {rank.rank}'s GPU are this process's and not torch's",
+                expected=None,
+                measured=nbytes,
+                unit="bytes",
+                reason="the CUDA context, its kernels, and buffers of NCCL and other libraries",
+                next="fewer process groups and NCCL channels need less (NCCL_MAX_NCHANNELS, NCCL_BUFFSIZE)",
+            )
+    fullest = _fullest(run, lambda rank: category(rank.memory, "others"))
+    if fullest is None:
+        return
+    rank, nbytes = fullest
+    own = {(other.hello.host, other.hello.pid) for other in run.ranks if other.hello is not None}
+    host, capacity = (rank.hello.host, rank.hello.capacity_bytes) if rank.hello else ("", None)
+    listed = [(pid, held) for pid, held in rank.other_processes or () if (host, pid) not in own]
+    siblings = sum(held or 0 for pid, held in rank.other_processes or () if (host, pid) in own)
+    foreign = nbytes - siblings
+    if capacity and foreign >= 0.02 * capacity:
+        who = ", ".join(f"pid {pid}" + (f" {_size(held)}" if held is not None else "") for pid, held in listed[:3])
         yield Verdict(
-            kind="rank_outlier",
+            kind="others",
             severity="warn",
-            what=f"rank {worst} peaks at {known[worst] / middle:.2f} times the median",
-            expected=middle,
-            measured=known[worst],
+            what=f"other processes hold {_size(foreign)} of rank {rank.rank}'s GPU",
+            expected=0,
+            measured=foreign,
             unit="bytes",
-            reason="longer sequences, an uneven shard, or extra tensors on that rank",
-            next=f"compare the categories of rank {worst} with its neighbours",
+            reason=who or "NVML does not name them",
+            next="end them, or train on another GPU",
         )
 
 
@@ -306,15 +655,35 @@ def failure(run: RunView) -> Iterator[Verdict]:
 RULES = (
     failure,
     strategy_changed,
+    hybrid_not_sharded,
+    optimizer_not_allocated,
     states_against_theory,
     one_big_unit,
+    frozen_mixed,
+    ignored_parameters,
+    uneven_shards,
     peak_spread,
     parameters_kept,
+    no_sync,
+    activations_dominate,
+    tensors_outside,
     two_ranks,
+    cache,
+    beside_torch,
     exposed_communication,
     straggler,
 )
 
 
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / 2**20:,.1f} MiB"
+def _size(nbytes: float) -> str:
+    power = 1 if nbytes < 2**20 else 2 if nbytes < 2**30 else 3
+    return f"{nbytes / 2 ** (10 * power):,.1f} {' KMG'[power]}iB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _listed(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -5,13 +5,14 @@ Live, recorded and paused runs give the same picture. `None` means not known, ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES, Capture, Ended, Event, Hello, Launched
+from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES, Capture, Ended, Event, Hello, Launched, Structure
 
 Floats = NDArray[np.float64]
 Column = tuple[int | None, ...]
@@ -31,6 +32,12 @@ def category(column: Column, name: str) -> int | None:
 def total(column: Column) -> int | None:
     """Bytes of the first ten categories together, as the rank measured them."""
     return column[len(CATEGORIES)] if len(column) > len(CATEGORIES) else None
+
+
+def typical(values: Sequence[int | None]) -> int | None:
+    """The value in the middle, the lower one of two, so that a rank of two can stand out; None when one is not known."""
+    known = [value for value in values if value is not None]
+    return median_low(known) if known and len(known) == len(values) else None
 
 
 def model_states(column: Column) -> int | None:
@@ -102,6 +109,11 @@ class UnitView:
     all_gather: Collective
     reduce_scatter: Collective
     all_reduce: Collective
+    padding_bytes: int | None = None
+    """Of the shard of the rank that pads most."""
+    frozen_params: int | None = None
+    frozen_grad_bytes: int | None = None
+    """The most over ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +162,12 @@ class RankView:
     """Others on the same device: pid and bytes; None: not known."""
     exposed_ns: tuple[int | None, ...] = ()
     """Medians of the time in which compute waited for collectives, in the order of COMM_PHASES: it is inside `phases_ns`."""
+    structure: Structure | None = None
+    """What this rank has said of its model."""
+    peak_units: int | None = None
+    """Units whose parameters were gathered, or on their way, at the peak."""
+    fuller_since: int | None = None
+    """First step since which a rank that holds clearly more than the others has held it; None for every other rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 from fsdp_tui.runner.allocators import HeapAllocator, heap_reader
 from fsdp_tui.runner.ledger import Ledger
-from fsdp_tui.runner.storages import unknown_bytes
+from fsdp_tui.runner.storages import unknown_tensors
 from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES
 
 
@@ -66,7 +66,7 @@ def test_the_end_of_a_step_adds_up_and_finds_strangers() -> None:
     model(torch.ones(1, 10)).sum().backward()
     optimizer.step()
     gc.collect()
-    before = unknown_bytes(ledger.walk().seen, "cpu")
+    before = unknown_tensors(ledger.walk().seen, "cpu").nbytes
     copy = torch.empty(50_000)  # an EMA, say
     ledger.optimizer_returned()
     assert ledger.end is not None

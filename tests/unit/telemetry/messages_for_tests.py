@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, Capture, Comm, Hello, Launched, Part, Step, Structure, Unit
 
 
@@ -45,6 +47,7 @@ def structure(
     buckets: tuple[int, ...] = (),
     ideal: int | None = 1_200,
     detail: dict[str, str | int | float | bool | None] | None = None,
+    **facts: Any,
 ) -> Structure:
     return Structure(
         rank=rank,
@@ -58,6 +61,7 @@ def structure(
         param_bytes=600,
         ideal_state_bytes=ideal,
         probes={"ledger": "ok"},
+        **facts,
     )
 
 

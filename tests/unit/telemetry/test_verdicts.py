@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from fsdp_tui.telemetry.messages import Ended, Unit
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import structs
+
+from fsdp_tui.telemetry.messages import Ended, Gauge, Outside, Unit
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView, Verdict
 
@@ -21,16 +26,27 @@ def a_run(
     peaks: dict[int, list[int | None]] | None = None,
     units: tuple[Unit, ...] = (Unit("<root>", 100, 200, 400), Unit("blocks.0", 50, 100, 200)),
     durations: tuple[int, ...] = (0, 0, 0),
+    detail: dict[str, str | int | float | bool | None] | None = None,
+    facts: Callable[[int], dict[str, Any]] | dict[str, Any] | None = None,
+    memories: dict[int, list[int | None]] | None = None,
+    gauge: Gauge | None = None,
+    device: str = "cpu",
 ) -> RunView:
+    """A run of equal ranks; what is given by rank differs on these. `facts` are fields of their `Structure`."""
     state = RunState()
     state.apply(launched(world_size, requested))
     for rank in range(world_size):
-        state.apply(hello(rank, world_size))
-        state.apply(structure(rank, effective=effective, units=units, groups=(tuple(range(world_size)),)))
+        state.apply(structs.replace(hello(rank, world_size), device=device))
+        own = facts(rank) if callable(facts) else facts or {}
+        group = tuple(range(world_size))
+        state.apply(structure(rank, effective=effective, units=units, groups=(group,), detail=detail, **own))
     for number in range(1, steps + 1):
         for rank in range(world_size):
-            state.apply(step(rank, number, memory=memory, peak=(peaks or {}).get(rank)))
+            now = (memories or {}).get(rank, memory)
+            state.apply(step(rank, number, memory=now, peak=(peaks or {}).get(rank)))
             state.apply(comm(rank, number, durations))
+    if gauge is not None:
+        state.apply(gauge)
     return state.view()
 
 
@@ -58,8 +74,15 @@ def test_states_above_theory() -> None:
 
 
 def test_optimizer_without_state() -> None:
-    """Before the first step there is memory to come: no match is claimed."""
-    assert set(kinds(a_run(memory=column(param_shard=300, grad_shard=300)))) == {"optimizer_not_allocated"}
+    """Before the first step there is memory to come: with its bytes, and no match is claimed."""
+    expected = {"optimizer_expected_bytes": 600}
+    before = kinds(a_run(steps=0, facts=expected))
+    assert set(before) == {"optimizer_not_allocated"}
+    verdict = before["optimizer_not_allocated"]
+    assert (verdict.severity, verdict.expected, verdict.measured) == ("note", 600, 0)
+    assert set(kinds(a_run(memory=column(param_shard=300, grad_shard=300), facts=expected))) == set(before)
+    assert "optimizer_not_allocated" not in kinds(a_run(steps=0, facts={"optimizer_expected_bytes": 0})), "plain SGD"
+    assert "optimizer_not_allocated" not in kinds(a_run(facts=expected))
 
 
 def test_two_ranks() -> None:
@@ -71,11 +94,16 @@ def test_two_ranks() -> None:
 
 def test_changed_strategy() -> None:
     """PyTorch ran something else than what was asked for."""
-    assert (
-        kinds(a_run(requested="fsdp1:hybrid_shard=4x1", effective="fsdp1:no_shard"))["strategy_changed"].severity
-        == "warn"
-    )
+    assert kinds(a_run(requested="fsdp1:full_shard", effective="fsdp1:no_shard"))["strategy_changed"].severity == "warn"
     assert "strategy_changed" not in kinds(a_run(requested="fsdp2:hybrid_shard", effective="fsdp2:hybrid_shard=2x2"))
+
+
+def test_hybrid_over_one_rank() -> None:
+    """It shards nothing: what every rank keeps, and what it would keep."""
+    found = kinds(a_run(requested="fsdp1:hybrid_shard=4x1", effective="fsdp1:no_shard"))
+    assert "strategy_changed" not in found
+    verdict = found["hybrid_not_sharded"]
+    assert (verdict.severity, verdict.expected, verdict.measured) == ("warn", 300, 1_200)
 
 
 def test_shard_grad_op_keeps_parameters() -> None:
@@ -91,6 +119,130 @@ def test_one_big_unit() -> None:
     """Everything is gathered at once."""
     verdict = kinds(a_run(units=(Unit("<root>", 150, 300, 600),)))["one_big_unit"]
     assert (verdict.severity, verdict.measured) == ("warn", 600)
+
+
+def test_one_big_unit_says_what_blocks_would_save() -> None:
+    """Of ten blocks two are unsharded at once, and what is in none of them."""
+    units = (Unit("<root>", 100, 300, 400),)
+    verdict = kinds(a_run(units=units, facts={"blocks": 10, "largest_block_params": 8}))["one_big_unit"]
+    assert verdict.expected == 400 * (20 + 2 * 8) // 100
+    assert "10 blocks" in verdict.next
+
+
+def test_policy_that_matched_nothing() -> None:
+    """What was asked for, and what came of it."""
+    detail: dict[str, str | int | float | bool | None] = {"wrap": "size:1000", "wrapped_modules": 0}
+    found = kinds(a_run(units=(Unit("<root>", 150, 300, 600),), detail=detail))
+    verdict = found["policy_matched_nothing"]
+    assert (verdict.severity, verdict.measured) == ("warn", 600)
+    assert "size:1000 wrapped 0 submodules" in verdict.what
+    assert "one_big_unit" not in found
+
+
+def test_activations_dominate() -> None:
+    """More than half of the peak; half is not."""
+    states = {"param_shard": 300, "grad_shard": 300, "optimizer": 600}
+    peaks = {rank: column(**states, activation=1_500, temp=500) for rank in range(4)}
+    verdict = kinds(a_run(peaks=peaks))["activations_dominate"]
+    assert (verdict.severity, verdict.measured) == ("note", 2_000)
+    assert "62% of the peak" in verdict.what
+    assert "checkpointing" in verdict.next
+    even = {rank: column(**states, activation=1_200) for rank in range(4)}
+    assert "activations_dominate" not in kinds(a_run(peaks=even))
+    unknown = {rank: column(**states, activation=None) for rank in range(4)}
+    assert "activations_dominate" not in kinds(a_run(peaks=unknown))
+
+
+def test_no_sync_keeps_gradients() -> None:
+    """The gradients that waited; none under DDP, whose gradients are whole anyway."""
+    facts = {"no_sync_bytes": 1_200}
+    verdict = kinds(a_run(facts=facts))["no_sync"]
+    assert (verdict.severity, verdict.measured) == ("note", 1_200)
+    assert "no_sync" not in kinds(a_run(requested="ddp", effective="ddp", facts=facts))
+    assert "no_sync" not in kinds(a_run(facts={"no_sync_bytes": 0}))
+
+
+def test_frozen_parameters_in_a_trained_unit() -> None:
+    """The gradients that nobody needs, on the rank with most of them."""
+    units = (Unit("<root>", 100, 200, 400), Unit("blocks.0", 50, 100, 200, 0, 40, 80))
+    verdict = kinds(a_run(units=units))["frozen_mixed"]
+    assert (verdict.severity, verdict.measured) == ("warn", 80)
+    assert "blocks.0" in verdict.reason
+    apart = (Unit("<root>", 100, 200, 400, 0, 100, 0), Unit("blocks.0", 50, 100, 200, 0, 0, 0))
+    assert "frozen_mixed" not in kinds(a_run(units=apart))
+
+
+def test_ignored_parameters() -> None:
+    """Trained ones are a warning: nobody reduces their gradients."""
+    verdict = kinds(a_run(facts={"ignored_bytes": 400, "ignored_trainable_bytes": 400, "ignored": ["head.weight"]}))[
+        "ignored_parameters"
+    ]
+    assert (verdict.severity, verdict.expected, verdict.measured) == ("warn", 100, 400)
+    assert "head.weight" in verdict.reason
+    frozen = kinds(a_run(facts={"ignored_bytes": 400, "ignored_trainable_bytes": 0}))["ignored_parameters"]
+    assert frozen.severity == "note"
+
+
+def test_uneven_shards() -> None:
+    """Who holds most and least, without padding; a share below a percent is no finding."""
+    verdict = kinds(a_run(facts=lambda rank: {"padding_bytes": 150 if rank == 3 else 0}))["uneven_shards"]
+    assert (verdict.severity, verdict.expected, verdict.measured) == ("warn", 1_050, 1_200)
+    assert "rank 3" in verdict.reason
+    assert "rank 0" in verdict.reason
+    assert "uneven_shards" not in kinds(a_run(facts=lambda rank: {"padding_bytes": 10 if rank == 3 else 0}))
+
+
+def test_tensors_outside_the_training() -> None:
+    """As large as the model: likely a copy of it."""
+    memory = column(param_shard=300, grad_shard=300, optimizer=600, unexplained=600)
+    outside = [Outside("float32 10x10", 2, 600)]
+    verdict = kinds(a_run(memory=memory, facts={"outside": outside}))["tensors_outside"]
+    assert (verdict.severity, verdict.measured) == ("note", 600)
+    assert "the whole model's size" in verdict.what
+    assert "2 x float32 10x10" in verdict.reason
+    little = column(param_shard=300, grad_shard=300, optimizer=600, unexplained=50)
+    assert "tensors_outside" not in kinds(a_run(memory=little))
+
+
+def test_rank_zero_holds_more() -> None:
+    """A category, its bytes, and since when; structural findings need no twenty steps."""
+    more = column(param_shard=300, grad_shard=300, optimizer=600, unexplained=900)
+    verdict = kinds(a_run(steps=5, peaks={0: more}, memories={0: more}))["rank_outlier"]
+    assert (verdict.severity, verdict.expected, verdict.measured) == ("warn", 1_200, 2_100)
+    assert verdict.reason.startswith("0.9 KiB of it is unexplained")
+    assert "since the first step" in verdict.what
+    state = RunState()
+    state.apply(launched(2))
+    for number in range(1, 9):
+        for rank in range(2):
+            state.apply(hello(rank)) if number == 1 else None
+            column_now = more if rank == 0 and number >= 6 else HEALTHY
+            state.apply(step(rank, number, memory=column_now, peak=column_now))
+    assert "since step 6" in kinds(state.view())["rank_outlier"].what
+
+
+GIB = 2**30
+
+
+def test_cache_of_a_gpu() -> None:
+    """Much of it is a note, one that had to be emptied a warning; on a CPU it is not known."""
+    memory = column(param_shard=6 * GIB, cache=5 * GIB)
+    verdict = kinds(a_run(memory=memory, device="cuda:0"))["cache"]
+    assert (verdict.severity, verdict.measured) == ("note", 5 * GIB)
+    gauge = Gauge(0, 1, {"retries": 3})
+    assert kinds(a_run(memory=memory, device="cuda:0", gauge=gauge))["cache"].severity == "warn"
+    assert "cache" not in kinds(a_run(memory=column(param_shard=60 * GIB, cache=5 * GIB), device="cuda:0"))
+
+
+def test_memory_beside_torch() -> None:
+    """The context's share, and other processes by pid; ranks of this run on the same GPU are no strangers."""
+    memory = column(param_shard=4 * GIB, non_torch=GIB, others=2 * GIB)
+    gauge = Gauge(0, 1, {}, others=[(7, GIB), (101, GIB)])
+    found = kinds(a_run(memory=memory, device="cuda:0", gauge=gauge))
+    assert (found["non_torch"].severity, found["non_torch"].measured) == ("note", GIB)
+    assert (found["others"].severity, found["others"].measured) == ("warn", GIB)
+    assert found["others"].reason == "pid 7 1.0 GiB"
+    assert not {"non_torch", "others"} & set(kinds(a_run(memory=memory)))
 
 
 def test_rank_that_stands_out() -> None:
