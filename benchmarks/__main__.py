@@ -9,6 +9,7 @@ BENCHMARKS = {
     "startup": "time to --help and to the first screen",
     "enqueue": "cost of handing one message to telemetry, on the training thread",
     "overhead": "paired steps with and without the probes",
+    "wrappers": "cost of a wrapped call times calls per step, end of a step, memory per rank",
     "draw": "CPU per refresh of the charts",
 }
 

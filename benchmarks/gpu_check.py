@@ -31,7 +31,7 @@ from fsdp_tui.runner.devices import Devices, Readings
 from fsdp_tui.runner.sender import Requested
 from fsdp_tui.runner.session import WatchedRun, unwatched
 from fsdp_tui.runner.torch_dist import ALL_GATHER
-from fsdp_tui.telemetry.messages import Gauge, Goodbye, Hello, Message, Step
+from fsdp_tui.telemetry.messages import Gauge, Goodbye, Hello, Later, Message, Step
 from fsdp_tui.telemetry.view import as_dict
 
 STRATEGIES = ("fsdp1:full_shard", "fsdp2:full_shard")
@@ -69,8 +69,8 @@ class Kept:
         self.read_gauges: Callable[[], Gauge] | None = None
         self.messages: list[Message] = []
 
-    def put(self, message: Message) -> None:
-        self.messages.append(message)
+    def put(self, message: Message | Later) -> None:
+        self.messages.append(message() if callable(message) else message)
 
     def close(self, goodbye: Goodbye, timeout_s: float = 2.0) -> None: ...
 

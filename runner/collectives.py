@@ -45,28 +45,34 @@ class StepCalls:
         """DDP's buckets together: their time, and the part of it that compute waited for."""
 
     def ready(self) -> bool:
-        return all(
+        return self._on_cpu or all(
             self._clock.ready(mark) for call in self._calls for mark in (call.end, call.needed) if mark is not None
         )
 
     def columns(self) -> dict[str, list[int]]:
-        """`Comm`'s columns; the marks are given back, so ask once."""
-        columns: dict[str, list[int]] = {
-            name: [] for name in ("unit", "kind", "phase", "group", "nbytes", "duration_ns", "exposed_ns")
+        """`Comm`'s columns; on CUDA the marks are given back, so ask once."""
+        calls = self._calls
+        # On a CPU marks are numbers, and nothing is given back.
+        if self._on_cpu:
+            durations = [NOT_KNOWN if c.begin is None or c.end is None else c.end - c.begin for c in calls]
+            # Waking up after it was complete is no part of it.
+            exposed = [
+                min(c.waited_ns, spent) if c.asynchronous else spent for c, spent in zip(calls, durations, strict=True)
+            ]
+        else:
+            durations = [self._duration(c) for c in calls]
+            exposed = [self._exposed(c, spent) for c, spent in zip(calls, durations, strict=True)]
+            marks = [mark for c in calls for mark in (c.begin, c.end, c.needed) if mark is not None]
+            self._clock.release(marks)
+        return {
+            "unit": [c.unit for c in calls],
+            "kind": [c.kind for c in calls],
+            "phase": [c.phase for c in calls],
+            "group": [c.group for c in calls],
+            "nbytes": [c.nbytes for c in calls],
+            "duration_ns": durations,
+            "exposed_ns": exposed,
         }
-        marks = []
-        for call in self._calls:
-            columns["unit"].append(call.unit)
-            columns["kind"].append(call.kind)
-            columns["phase"].append(call.phase)
-            columns["group"].append(call.group)
-            columns["nbytes"].append(call.nbytes)
-            duration = self._duration(call)
-            columns["duration_ns"].append(duration)
-            columns["exposed_ns"].append(self._exposed(call, duration))
-            marks += [mark for mark in (call.begin, call.end, call.needed) if mark is not None]
-        self._clock.release(marks)
-        return columns
 
     def _duration(self, call: Call) -> int:
         if call.begin is None or call.end is None:
@@ -75,9 +81,6 @@ class StepCalls:
         return NOT_KNOWN if spent is None else max(0, spent)
 
     def _exposed(self, call: Call, duration: int) -> int:
-        if self._on_cpu:
-            # Waking up after it was complete is no part of it.
-            return min(call.waited_ns, duration) if call.asynchronous else duration
         if call.unit == NO_UNIT and not call.asynchronous:
             return duration  # nobody's stream but compute's own, such as gradient clipping's
         if duration == NOT_KNOWN or call.needed is None:

@@ -26,6 +26,7 @@ from fsdp_tui.telemetry.messages import (
     Gauge,
     Goodbye,
     Hello,
+    Later,
     Message,
     Structure,
     decode,
@@ -71,7 +72,7 @@ class Sender:
         self.dropped = 0
         self.gauge_failures = 0
         self.read_gauges: Callable[[], Gauge] | None = None
-        self._ring: deque[Message] = deque(maxlen=RING)
+        self._ring: deque[Message | Later] = deque(maxlen=RING)
         self._structure: Structure | None = None
         self._closing = threading.Event()
         self._heard = False
@@ -95,8 +96,11 @@ class Sender:
         """
         return cls(read_run_file(run_file).endpoints, hello)
 
-    def put(self, message: Message) -> None:
-        """Takes a message from the training thread; never blocks or raises. The oldest waiting message gives way."""
+    def put(self, message: Message | Later) -> None:
+        """Takes a message from the training thread; never blocks or raises. The oldest waiting message gives way.
+
+        One that is made `Later` is made by the sender's thread, so that the training thread does not pay for it.
+        """
         if not self._alive:
             return
         ring = self._ring
@@ -171,9 +175,9 @@ class Sender:
                 return False
         return True
 
-    def _send(self, up: zmq.Socket[bytes], message: Message) -> bool:
+    def _send(self, up: zmq.Socket[bytes], message: Message | Later) -> bool:
         try:
-            body = encode(message)
+            body = encode(message() if callable(message) else message)
         except Exception:  # noqa: BLE001  # a probe's odd number must end neither the thread nor the training
             self.dropped += 1
             return True

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -36,7 +37,18 @@ from fsdp_tui.runner.ledger import Ledger
 from fsdp_tui.runner.looks import Looks
 from fsdp_tui.runner.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, Phases, StepTimes
 from fsdp_tui.runner.probes import Probes
-from fsdp_tui.telemetry.messages import CATEGORIES, Comm, Command, Gauge, Goodbye, Hello, Message, Step, Structure
+from fsdp_tui.telemetry.messages import (
+    CATEGORIES,
+    Comm,
+    Command,
+    Gauge,
+    Goodbye,
+    Hello,
+    Later,
+    Message,
+    Step,
+    Structure,
+)
 
 T = TypeVar("T")
 
@@ -58,7 +70,7 @@ class Sender(Protocol):
     @property
     def dropped(self) -> int: ...
 
-    def put(self, message: Message) -> None: ...
+    def put(self, message: Message | Later) -> None: ...
 
     def close(self, goodbye: Goodbye, timeout_s: float = 2.0) -> None: ...
 
@@ -81,7 +93,7 @@ class _Nobody:
         self.read_gauges: Callable[[], Gauge] | None = None
         self.dropped = 0
 
-    def put(self, message: Message) -> None: ...
+    def put(self, message: Message | Later) -> None: ...
 
     def close(self, goodbye: Goodbye, timeout_s: float = 2.0) -> None: ...
 
@@ -492,18 +504,9 @@ class WatchedRun(Run):
             )
             self._sender.put(step)
             if waiting.calls is not None:
-                columns = waiting.calls.columns()
-                span, exposed = waiting.calls.reductions_ns
-                self._sender.put(
-                    Comm(
-                        self._rank,
-                        self._next_seq(),
-                        step.step,
-                        **columns,
-                        reductions_ns=span,
-                        reductions_exposed_ns=exposed,
-                    )
-                )
+                comm = partial(_comm, self._rank, self._next_seq(), step.step, waiting.calls)
+                # CUDA's events go back to a pool that is the training thread's own.
+                self._sender.put(comm if self._device.type == "cpu" else comm())
 
     def _next_seq(self) -> int:
         self._seq += 1
@@ -578,6 +581,11 @@ def _watched_backward(probes: Probes, original: Callable[..., Any]) -> Callable[
             probes.backward_ends()
 
     return backward
+
+
+def _comm(rank: int, seq: int, step: int, calls: StepCalls) -> Comm:
+    span, exposed = calls.reductions_ns
+    return Comm(rank, seq, step, **calls.columns(), reductions_ns=span, reductions_exposed_ns=exposed)
 
 
 def _distributed() -> bool:

@@ -8,6 +8,7 @@ Bytes and nanoseconds are integers. `None` means "not known"; it never stands fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -399,6 +400,8 @@ class Capture(msgspec.Struct, frozen=True, array_like=True, tag="capture", kw_on
 
 
 Message = Launched | Hello | Structure | Step | Comm | Gauge | Beat | Goodbye | Event | Ended | Command | Ack | Capture
+Later = Callable[[], Message]
+"""A message that is made when it is sent: the same each time it is asked for."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

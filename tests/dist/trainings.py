@@ -14,7 +14,7 @@ from fsdp_tui.demo.model import GPT, Shape
 from fsdp_tui.runner.ledger import Ledger
 from fsdp_tui.runner.session import WatchedRun
 from fsdp_tui.runner.sharding import no_sync, shard
-from fsdp_tui.telemetry.messages import Comm, Command, Gauge, Goodbye, Hello, Message, Step, Structure
+from fsdp_tui.telemetry.messages import Comm, Command, Gauge, Goodbye, Hello, Later, Message, Step, Structure
 
 SHAPES = {"even": (Shape(3, 32, 2), 16), "odd": (Shape(3, 33, 3), 17), "large": (Shape(2, 128, 2), 512)}
 """Odd: neither 2 nor 4 divides the rows of any parameter but the byte embedding's. Large: what Python and malloc take
@@ -63,10 +63,10 @@ class Mailbox:
         self.goodbye: Goodbye | None = None
         self.gauge: Gauge | None = None
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Message | Later) -> None:
         if self.read_gauges is not None and self.gauge is None:
             self.gauge = self.read_gauges()
-        self.messages.append(message)
+        self.messages.append(message() if callable(message) else message)
 
     def close(self, goodbye: Goodbye, timeout_s: float = 2.0) -> None:
         self.goodbye = goodbye

@@ -17,7 +17,7 @@ from fsdp_tui.runner import sender as sender_module
 from fsdp_tui.runner.sender import RING, Sender
 from fsdp_tui.telemetry import wire
 from fsdp_tui.telemetry.client import open_run
-from fsdp_tui.telemetry.messages import Event, Gauge, Goodbye
+from fsdp_tui.telemetry.messages import Event, Gauge, Goodbye, Step
 from fsdp_tui.telemetry.recording import load_state
 from fsdp_tui.telemetry.rundir import RunError, RunFile, write_file
 from tests.unit.telemetry.conftest import hub, places
@@ -29,6 +29,26 @@ __all__ = ["hub", "places"]
 
 def goodbye(steps: int = 0) -> Goodbye:
     return Goodbye(rank=0, incarnation=1, reason="finished", steps=steps)
+
+
+def test_a_message_may_be_made_when_it_is_sent(hub: HubProcess) -> None:
+    """On the sender's thread, so that the training thread does not pay; one that cannot be made is dropped and counted."""
+    sender = hub.sender(0, 1)
+    made_by: list[str] = []
+
+    def later() -> Step:
+        made_by.append(threading.current_thread().name)
+        return step(0, 1)
+
+    def impossible() -> Step:
+        raise ValueError("no such step")
+
+    for message in (later, impossible, step(0, 2)):
+        sender.put(message)
+    sender.close(goodbye(2), timeout_s=10)
+    hub.end()
+    assert load_state(hub.paths.recording).steps == [1, 2]
+    assert (set(made_by), sender.dropped) == ({"fsdp-tui-sender"}, 1)
 
 
 @pytest.fixture
