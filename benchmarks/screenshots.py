@@ -37,13 +37,26 @@ def main() -> int:
 async def photograph(runs: list[str]) -> None:
     app = Dashboard(open_on=resolve(runs[-1]))
     async with app.run_test(size=SIZE) as pilot:
-        for name, key in (("run", "1"), ("launch", "4"), ("compare", "5"), ("runs", "0")):
-            app.marked[:] = runs
-            await pilot.press(*(["escape"] if name == "compare" else []), key)
-            await pilot.pause(1.5)  # two ticks of the screen
-            path = PICTURES / f"{name}.svg"
-            path.write_text(app.export_screenshot(title="fsdp-tui"))
-            print(path, file=sys.stderr)
+        app.use_theme("fsdp-dark")
+        for name, keys, shown in (
+            ("run", ["1"], "blocks.0"),
+            ("launch", ["4"], "the same from a shell"),
+            ("runs", ["escape", "0"], STRATEGIES[0]),
+            ("compare", ["5"], "losses agree"),
+        ):
+            if name == "compare":
+                for _ in runs:
+                    await pilot.press("space", "down")
+            await pilot.press(*keys)
+            for _ in range(100):
+                await pilot.pause(0.1)
+                picture = app.export_screenshot(title="fsdp-tui")
+                if shown.replace(" ", "&#160;") in picture:
+                    break
+            else:
+                raise RuntimeError(f"{name} does not show {shown!r}")
+            (PICTURES / f"{name}.svg").write_text(picture)
+            print(PICTURES / f"{name}.svg", file=sys.stderr)
 
 
 if __name__ == "__main__":
