@@ -739,8 +739,10 @@ class _CollectiveMedians:
         late = late[known[:, chosen].all(axis=1)][:, :, chosen]
         if late.shape[1] < 2 or not late.shape[0] or not late.shape[2]:
             return None
-        per_step = late.sum(axis=2)
-        rank = int(np.median(per_step, axis=0).argmax())
+        # One delay makes the ranks of both groups of a hybrid strategy wait, one after the other: it counts once.
+        replicas = np.array([unit >= 0 and kind == ALL_REDUCE for unit, kind, _ in self._at] + [False])[chosen]
+        per_step = np.maximum(late[:, :, ~replicas].sum(axis=2), late[:, :, replicas].sum(axis=2))
+        rank = int(np.median(late.sum(axis=2), axis=0).argmax())  # whom both groups wait for comes before its partner
         others = [other for other in range(late.shape[1]) if other != rank]
         excess = per_step[:, rank] - np.median(per_step[:, others], axis=1)
         ns = float(np.median(excess))

@@ -194,3 +194,9 @@ def bucket_comm(
         reductions_ns=reductions[0],
         reductions_exposed_ns=reductions[1],
     )
+
+
+def hybrid_comm(rank: int, number: int, gather: int, reduce: int) -> Comm:
+    """The root's all-gather in the rank's first group, and its all-reduce in the second."""
+    times = [gather, reduce]
+    return Comm(rank, number, number, [0, 0], [0, 2], [0, 1], [0, 1], [400, 200], times, list(times))

@@ -12,7 +12,7 @@ from fsdp_tui.telemetry.messages import Beat, Ended, Gauge, Goodbye, Message, Un
 from fsdp_tui.telemetry.state import COMM_WINDOW, RunState
 from fsdp_tui.telemetry.view import adds_up, as_dict, model_states, total
 
-from .messages_for_tests import bucket_comm, column, comm, hello, launched, step, structure
+from .messages_for_tests import bucket_comm, column, comm, hello, hybrid_comm, launched, step, structure
 
 
 def running(steps: int = 5, world_size: int = 2) -> RunState:
@@ -162,6 +162,22 @@ def test_lateness_begins_where_the_first_large_part_is() -> None:
     assert late is not None
     assert (late.rank, late.ns, late.steady_ns, late.steps) == (1, 31, 31, 4)
     assert (late.unit, late.kind, late.phase, late.start_ns) == ("blocks.0", "all_gather", "forward", 20)
+
+
+def test_a_delay_counts_once_in_a_hybrid_strategy() -> None:
+    """Rank 3 of 2 x 2 is 30 ns late at its shard group's gather, and so at its replicas' all-reduce, where rank 2 is too."""
+    state = RunState()
+    for rank in range(4):
+        shards, replicas = ((0, 1) if rank < 2 else (2, 3)), ((0, 2) if rank % 2 == 0 else (1, 3))
+        state.apply(hello(rank, 4))
+        state.apply(structure(rank, groups=(shards, replicas)))
+        state.apply(step(rank, 1))
+    for number in range(2, 6):
+        for rank, (gather, reduce) in enumerate(((10, 40), (10, 40), (40, 10), (10, 10))):
+            state.apply(hybrid_comm(rank, number, gather, reduce))
+    late = state.view().lateness
+    assert late is not None
+    assert (late.rank, late.ns, late.unit, late.kind) == (3, 30, "<root>", "all_gather")
 
 
 def test_ranks_that_are_late_in_turn_are_not_late() -> None:
