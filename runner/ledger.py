@@ -342,6 +342,7 @@ class Ledger:
         self._foreign = None if self._base is None else self._base - self._known_bytes()
         self._saved_for_backward: int | None = None
         self._kept = 0
+        self._strangers = self._unexplained
         self._highest = -1
         self.top: Moment | None = None
         self._sample(-1)
@@ -440,7 +441,8 @@ class Ledger:
         if top is None:
             return [None] * (len(CATEGORIES) + 1), "", -1
         activation, temp = top.activation, top.temp
-        unexplained = self._unexplained
+        # What came in this step is in its own growth already.
+        unexplained = self._unexplained if self._strangers is None else self._strangers
         highest = self._allocator.peak()
         if highest is not None:  # the allocator saw every moment, the ledger only its events
             foreign = self._foreign or 0

@@ -183,6 +183,8 @@ def read_facts(
     said = next((text for text in (wrapped.check, wrapped.facts_check) if text != OK), OK)
     if said != OK:
         return facts.NOT_KNOWN, said
+    outermost: Any = model
+    model = outermost.module if wrapped.ddp is model else model
     try:
         names = facts.names_of(model, unit_name)
         blocks = {id(block) for block in repeated_blocks(model)}

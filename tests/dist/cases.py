@@ -21,7 +21,7 @@ from tests.dist.trainings import Mailbox, Result, checked_events
 
 SHAPE, CONTEXT = Shape(4, 96, 3), 32
 UNEVEN = Shape(3, 33, 3)
-STEPS = 4
+STEPS = 3
 
 
 class Buffered(GPT):
@@ -84,6 +84,8 @@ class Seen:
     hello: Hello
     messages: list[Message]
     result: Result
+    before_bytes: int
+    """Live tensors of this process before the set-up: what earlier ones have left."""
 
 
 def run_all(setups: list[SetUp]) -> list[Seen]:
@@ -92,6 +94,7 @@ def run_all(setups: list[SetUp]) -> list[Seen]:
 
 def _run(setup: SetUp) -> Seen:
     dist.barrier()
+    before = live_bytes()
     torch.manual_seed(0)
     model = MODELS[setup.model]()
     sharded = _wrapped(model, setup) if setup.ignoring else shard(model, setup.strategy, **dict(setup.options))
@@ -104,7 +107,7 @@ def _run(setup: SetUp) -> Seen:
         return boxes[-1]
 
     result = Result([])
-    run = WatchedRun(sharded, [optimizer], connect, None)
+    run = WatchedRun(sharded, [optimizer], connect, setup.steps)
     copy: list[Tensor] = []
     with checked_events(run.probes.ledger, result), run:
         for step in range(1, setup.steps + 1):
@@ -115,10 +118,18 @@ def _run(setup: SetUp) -> Seen:
                 with no_sync(sharded) if part < setup.accumulate - 1 else contextlib.nullcontext():
                     sharded(*_batch(setup, step * 10 + part)).backward()
             optimizer.step()
-            assert run.step(1.0)
+            assert run.step(1.0) == (step < setup.steps)
     del copy, run, sharded, optimizer, model, trained
     gc.collect()
-    return Seen(boxes[0].hello, boxes[0].messages, result)
+    return Seen(boxes[0].hello, boxes[0].messages, result, before)
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors in this process that Python knows."""
+    gc.collect()
+    tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
+    storages = (getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in tensors)
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import ceil, prod
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fsdp_tui.telemetry.messages import CATEGORIES, COLLECTIVES, Step, Structure
+from fsdp_tui.demo.model import GPT
 from tests.dist import trainings
 from tests.dist.trainings import Case, Result
 from tests.dist.worlds import run_world
@@ -54,17 +57,38 @@ def _shapes(dims: str) -> list[tuple[str, tuple[int, ...]]]:
     return [(name, tuple(parameter.shape)) for name, parameter in trainings.model(dims).named_parameters()]
 
 
-def _fsdp1_units(dims: str) -> list[list[int]]:
-    """Elements of each parameter, by flat parameter in the order of its modules: the root's, then each block's."""
+def _fsdp1_units(case: Case) -> list[list[int]]:
+    """Elements of each parameter, by flat parameter: each parameter belongs to the innermost wrapped module around it."""
+    model = trainings.model(case.dims)
+    wrapped = _wrapped(model, str(dict(case.options).get("wrap", "transformer")))
     units: dict[str, list[int]] = {}
-    for name, shape in _shapes(dims):
-        key = ".".join(name.split(".")[:2]) if name.startswith("blocks.") else "root"
-        units.setdefault(key, []).append(prod(shape))
+    for name, parameter in model.named_parameters():
+        around = [unit for unit in wrapped if name.startswith(f"{unit}.")]
+        units.setdefault(max(around, key=len, default=""), []).append(parameter.numel())
     return list(units.values())
 
 
+def _wrapped(model: GPT, wrap: str) -> set[str]:
+    """Names of the modules that a policy wraps, by its rule. A module with one of two tied weights cannot be a unit."""
+    kind, _, rest = wrap.partition(":")
+    able = {
+        name: module
+        for name, module in model.named_modules()
+        if name and not isinstance(module, nn.ModuleList) and not name.startswith(("head", "token"))
+    }
+    if kind == "size":
+        chosen: list[str] = []
+        for name in sorted(able, key=lambda name: -name.count(".")):  # what inner units hold does not count again
+            left = [n for n, _ in able[name].named_parameters(prefix=name) if not n.startswith(tuple(chosen))]
+            if sum(dict(model.named_parameters())[n].numel() for n in left) >= int(rest):
+                chosen.append(name)
+        return set(chosen)
+    classes = {"none": (), "transformer": ("Block",), "modules": (rest,)}[kind]
+    return {name for name, module in able.items() if type(module).__name__ in classes}
+
+
 def expected(case: Case, world: int, rank: int) -> dict[str, int]:
-    """Bytes of the model states by the rules of each API, in fp32, with the default policy."""
+    """Bytes of the model states by the rules of each API. Mixed precision changes what is gathered, not what is kept."""
     shapes = _shapes(case.dims)
     group = SHARD_GROUP.get(case.strategy, world)
     if case.strategy in ("single", "ddp"):
@@ -81,11 +105,12 @@ def expected(case: Case, world: int, rank: int) -> dict[str, int]:
         return {"param_shard": 4 * padded, "grad_shard": 4 * padded, "optimizer": 8 * local + 4 * len(shapes)}
     # FSDP1 concatenates a unit's parameters, each but the last padded to 16 bytes so that views stay aligned, pads that to
     # a multiple of its ranks (no_shard too), and cuts it into N equal parts. Optimizer states follow the parts of the original parameters.
+    aligned = 16 // (4 if dict(case.options).get("precision", "fp32") == "fp32" else 2)  # elements as they are computed with
     stored = states = tensors = 0
-    for numels in _fsdp1_units(case.dims):
+    for numels in _fsdp1_units(case):
         starts, flat = [], 0
         for numel in numels:
-            flat += -flat % 4
+            flat += -flat % aligned
             starts.append(flat)
             flat += numel
         flat += -flat % (world if group == 1 else group)
@@ -150,9 +175,10 @@ def _check_all(world: int, cases: list[Case], single_losses: dict[str, list[floa
         for result in results:
             check_ledger(case, result)
         if dict(case.options).get("precision", "fp32") == "fp32":
-            assert results[0].losses == pytest.approx(single_losses[case.dims], abs=1e-4), case.label
-        if not case.options:
+            assert results[0].losses == pytest.approx(single_losses[case.dims][: case.steps], abs=1e-4), case.label
+        if {name for name, _ in case.options} <= {"wrap", "precision", "reduce"}:
             check_states(case, world, results)
+        if not case.options:
             check_collectives(case, world, results[0])
 
 
@@ -192,22 +218,19 @@ def _expected_collectives(case: Case, world: int, structure: Structure) -> dict[
 def test_one_rank(single_losses: dict[str, list[float]]) -> None:
     """One rank: every strategy stores everything, and FSDP1 says that it became no_shard."""
     cases = [Case(strategy, "odd" if at % 2 else "even") for at, strategy in enumerate(STRATEGIES[1])]
-    for case in cases:
-        SHARD_GROUP.setdefault(case.strategy, 1)
-    try:
-        _check_all(1, cases, single_losses)
-    finally:
-        for strategy in ("fsdp1:full_shard", "fsdp1:shard_grad_op", "fsdp2:full_shard", "fsdp2:shard_grad_op"):
-            SHARD_GROUP.pop(strategy, None)
+    cases += _wraps_and_precisions(1, pairwise=True)[::2]
+    _check_with_groups(1, cases, single_losses)
 
 
 def test_two_ranks(single_losses: dict[str, list[float]]) -> None:
-    """Two ranks, pairwise: each strategy in odd dimensions or even ones, and each option with one strategy."""
+    """Two ranks, pairwise: strategies, wrap policies, precisions and dimensions; each other option with one strategy."""
     cases = [Case(strategy, "even" if at % 2 else "odd") for at, strategy in enumerate(STRATEGIES[2])]
     cases += [
         Case(("fsdp1", "fsdp2")[at % 2] + ":full_shard", ("odd", "even")[at % 2], options=options)
         for at, options in enumerate(VARIATIONS)
+        if len(options) > 1 or options[0][0] not in ("wrap", "precision")
     ]
+    cases += _wraps_and_precisions(2, pairwise=True)
     cases += [
         Case("fsdp2:full_shard", "odd", options=(("cpu_offload", True),)),
         Case("fsdp2:full_shard", "odd", options=(("prefetch", 2),)),
@@ -224,7 +247,45 @@ def test_four_ranks(single_losses: dict[str, list[float]]) -> None:
     """Four ranks: hybrid meshes, resharding to two, and uneven shards."""
     strategies = [s for s in STRATEGIES[4] if "=" in s] + ["fsdp1:full_shard", "fsdp2:full_shard"]
     cases = [Case(strategy, "odd", steps=2) for strategy in strategies]
-    _check_all(4, cases, {dims: losses[:2] for dims, losses in single_losses.items()})
+    _check_all(4, cases + _wraps_and_precisions(4, pairwise=True)[::6], single_losses)
+
+
+WRAPS = ("none", "transformer", "size:3000", "modules:Linear")
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+def _wraps_and_precisions(world: int, *, pairwise: bool) -> list[Case]:
+    """Every strategy that wraps, with every policy, precision and dimension; pairwise: every two of them together once."""
+    cases = []
+    for at, strategy in enumerate(s for s in STRATEGIES[world] if s.startswith("fsdp")):
+        for number, (wrap, precision, dims) in enumerate(product(WRAPS, PRECISIONS, ("even", "odd"))):
+            turn, step = divmod(number, 6)  # turn is the policy's
+            if pairwise and step != 2 * ((at + turn) % 3) + (at + turn // 2) % 2:
+                continue
+            cases.append(Case(strategy, dims, steps=1, options=(("wrap", wrap), ("precision", precision))))
+    return cases
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_all_wrap_policies_and_precisions(world: int, single_losses: dict[str, list[float]]) -> None:
+    """States are exact for every strategy, wrap policy, precision and dimension."""
+    cases = _wraps_and_precisions(world, pairwise=False)
+    for start in range(0, len(cases), 48):
+        _check_with_groups(world, cases[start : start + 48], single_losses)
+
+
+def _check_with_groups(world: int, cases: list[Case], single_losses: dict[str, list[float]]) -> None:
+    """As `_check_all`; with one rank there is one copy, whatever the strategy."""
+    known = dict(SHARD_GROUP)
+    if world == 1:
+        SHARD_GROUP.update(dict.fromkeys((case.strategy for case in cases), 1))
+    try:
+        _check_all(world, cases, single_losses)
+    finally:
+        SHARD_GROUP.clear()
+        SHARD_GROUP.update(known)
 
 
 @pytest.mark.matrix
