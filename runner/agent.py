@@ -115,6 +115,7 @@ def main(argv: list[str]) -> None:
             "--max-restarts=0",
             "--monitor-interval=0.1",
             "-m",
+            "--",  # what follows is the script's: --n is no abbreviation of --nnodes
             "fsdp_tui.runner",
             *argv[at + 1 :],
         ]

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -430,7 +431,8 @@ class Launcher:
 
     def _log_tail(self, rank: int) -> list[str]:
         # A rank that ends before it has its log has said why in the launcher's.
-        return _tail(self.paths.log(rank)) or _tail(self.paths.launcher_log)
+        path = self.paths.log(rank)
+        return _tail(path if path.exists() else self.paths.launcher_log)
 
 
 def target(spec: LaunchSpec) -> list[str]:
@@ -449,8 +451,22 @@ def target(spec: LaunchSpec) -> list[str]:
 
 
 def _how(rank: int, code: int, tail: list[str]) -> str:
-    said = next((line.strip() for line in reversed(tail) if line.strip()), "")
-    return f"rank {rank} {_code(code)}" + (f": {said[:300]}" if said and code > 0 else "")
+    said = _last_words(tail) if code > 0 else ""
+    return f"rank {rank} {_code(code)}" + (f": {said[:300]}" if said else "")
+
+
+def _last_words(tail: list[str]) -> str:
+    """Why a process ended, if its log tells: the last line of a traceback, or of an error in one line on its own.
+
+    Another last line is only what it printed last, and would put the blame on it.
+    """
+    lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in tail if line.strip()]
+    for at in range(len(lines) - 1, -1, -1):
+        if re.match(r"[\w.]+(Error|Exception|Interrupt|Warning|Exit)\b", lines[at]) or (
+            at and re.match(r"\S+: ", lines[at]) and lines[at - 1].startswith("    ")
+        ):
+            return lines[at].strip()
+    return lines[-1].strip() if len(lines) == 1 else ""
 
 
 def _code(code: int) -> str:

@@ -11,6 +11,7 @@ what it says is of the newest step that it did look at.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -33,6 +34,8 @@ WALK_AT_STEPS = frozenset({1, 2})
 """Steps after which live tensors are searched for what the ledger does not know. The heap still settles in the first."""
 
 
+SEARCH_BUDGET = 0.002
+"""Share of the training's time that searches for unknown tensors may take: 40 ms each are one in 20 s."""
 GROWTH_TOLERANCE = 256 << 10
 """Growth of the heap in bytes that is malloc's and Python's own, and no reason to search for tensors."""
 
@@ -181,7 +184,7 @@ class Ledger:
         self._in_reduction: dict[int, _Reduction] = {}
         self._highest = -1
         self._unexplained: int | None = None
-        self._next_search = 0
+        self._next_search_s = 0.0
         self._at_walk: tuple[int, int] | None = None
         self._step = 0
         self.end: list[int | None] | None = None
@@ -405,16 +408,16 @@ class Ledger:
         taken = self._allocator.settled()
         reserved = self._allocator.reserved()
         if self._device_type == "cpu":
-            grown = 0 if self.captured else self._growth(taken, known)
-            searching = bool(grown) and self._step >= self._next_search
-            if tally is not None or self._step in WALK_AT_STEPS or searching:
+            grown = not self.captured and self._grown(taken, known) and time.monotonic() >= self._next_search_s
+            if tally is not None or self._step in WALK_AT_STEPS or grown:
+                began_s = time.monotonic()
                 tally = tally or self.walk()
                 self._unexplained, self.outside = unknown_tensors(tally.seen, self._device_type)
                 self.searches += 1
                 self._at_walk = None if taken is None else (taken, known)
-                self._next_search = 2 * self._step if searching else 0
-                grown = 0
-            unexplained = None if self._unexplained is None else max(0, self._unexplained + grown)
+                ended_s = time.monotonic()
+                self._next_search_s = ended_s + (ended_s - began_s) / SEARCH_BUDGET
+            unexplained = self._unexplained
         else:
             unexplained = None if taken is None else taken - known
         memory = self._row(tuple(self._totals), 0, 0, unexplained)  # type: ignore[arg-type]
@@ -425,15 +428,14 @@ class Ledger:
             self._put(memory, "cache", None if reserved is None or taken is None else reserved - taken)
         return memory
 
-    def _growth(self, taken: int | None, known: int) -> int:
-        """Bytes by which the heap grew or shrank since live tensors were last searched, beyond what the ledger knows of.
+    def _grown(self, taken: int | None, known: int) -> bool:
+        """Whether the heap grew or shrank since live tensors were last searched, beyond what the ledger knows of.
 
-        It may be tensors or not: a search tells, but takes tens of milliseconds, so each comes twice as late as the last.
+        It may be tensors or not, which only a search tells; until then it counts as non_torch, the rest of the heap.
         """
         if taken is None or self._at_walk is None:
-            return 0
-        grown = (taken - self._at_walk[0]) - (known - self._at_walk[1])
-        return grown if abs(grown) > GROWTH_TOLERANCE else 0
+            return False
+        return abs((taken - self._at_walk[0]) - (known - self._at_walk[1])) > GROWTH_TOLERANCE
 
     def peak(self) -> tuple[list[int | None], str, int]:
         """The highest moment of the step so far: its memory by category, phase, and unit (-1: none)."""

@@ -277,7 +277,7 @@ class RunClient:
         if self.state.ended is None:
             seen = [rank.beat.sent_ns for rank in self.state.ranks.values() if rank.beat]
             launched = self.state.launched.created_ns if self.state.launched else 0
-            reason = "its launcher and its hub were both killed"
+            reason = "its end was not recorded: launcher and hub are both gone, killed or out of disk space"
             self.state.apply(Ended(state="lost", ended_ns=max(seen, default=launched), exit_codes={}, reason=reason))
 
     # Commands

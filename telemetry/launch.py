@@ -6,9 +6,11 @@ drift apart. Starting a launch starts `fsdp_tui.runner.launch` as a process: not
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -162,7 +164,10 @@ def _problems(spec: LaunchSpec, machine: Machine) -> Iterator[Problem]:
         if option.choices and value not in option.choices:
             in_bounds = False
             yield Problem(option.field, f"{option.flag} {value}: expected one of {', '.join(option.choices)}")
-        if option.minimum is not None and value < option.minimum:
+        if option.kind is float and not math.isfinite(value):
+            in_bounds = False
+            yield Problem(option.field, f"{option.flag} {value}: expected a number")
+        elif option.minimum is not None and value < option.minimum:
             in_bounds = False
             yield Problem(option.field, f"{option.flag} {value}: expected {option.minimum:g} or more")
     if spec.target != "demo":
@@ -286,7 +291,12 @@ def start(spec: LaunchSpec, *, bound: bool = False, timeout_s: float = 30.0) -> 
     launch = Launch(
         run_id=paths.id, name=run_name(spec), created_ns=now_ns, nproc=spec.ranks(this_machine()), spec=spec
     )
-    write_file(paths.launch, msgspec.json.encode(launch))
+    try:
+        write_file(paths.launch, msgspec.json.encode(launch))
+    except RunError:  # a full disk: no half of a run is left behind
+        shutil.rmtree(paths.kept, ignore_errors=True)
+        remove_alive(paths)
+        raise
     ready, said = os.pipe()
     # -P: a file of the working directory must not replace a module of ours.
     command = [sys.executable, "-P", "-m", "fsdp_tui.runner.launch", paths.id, "--ready-fd", str(said)]

@@ -73,20 +73,46 @@ def strategy_changed(run: RunView) -> Iterator[Verdict]:
         requested = parse_strategy(run.requested).with_mesh(run.world_size).text
     except StrategyError:
         return
-    if requested != run.effective and not _hybrid_that_does_not_shard(run):
-        alone = run.world_size == 1
-        yield Verdict(
-            kind="strategy_changed",
-            severity="note" if alone else "warn",
-            what=f"{run.requested} was asked for, {run.effective} runs",
-            expected=None,
-            measured=None,
-            unit="",
-            reason="one rank has nothing to shard with" if alone else "PyTorch changed it",
-            next="use two ranks or more"
-            if alone
-            else "ask for a strategy that fits the ranks, or give the mesh (replicate x shard)",
-        )
+    if requested == run.effective or _hybrid_that_does_not_shard(run):
+        return
+    alone = run.world_size == 1
+    by_script = (
+        run.detail.get("requested") != run.requested
+    )  # what shard() was given; absent: the script wraps by itself
+    if by_script:
+        reason, next_step = "the script chooses its strategy itself", "call shard(model) in it, and the launch decides"
+    elif alone:
+        reason, next_step = "one rank has nothing to shard with", "use two ranks or more"
+    else:
+        reason = "PyTorch changed it"
+        next_step = "ask for a strategy that fits the ranks, or give the mesh (replicate x shard)"
+    yield Verdict(
+        kind="strategy_changed",
+        severity="note" if alone or by_script else "warn",
+        what=f"{run.effective} runs, {run.requested} was launched",
+        expected=None,
+        measured=None,
+        unit="",
+        reason=reason,
+        next=next_step,
+    )
+
+
+def not_watched(run: RunView) -> Iterator[Verdict]:
+    """A run that ended without a word from any rank."""
+    if run.ended is None or run.ranks or run.ended.state not in ("finished", "stopped"):
+        return
+    off = run.launched is not None and run.launched.options.get("telemetry") == "off"
+    yield Verdict(
+        kind="not_watched",
+        severity="note",
+        what="nothing was seen from inside",
+        expected=None,
+        measured=None,
+        unit="",
+        reason="it was launched with --telemetry off" if off else "no rank entered watch(model, optimizer)",
+        next="" if off else "put the training loop under `with watch(model, optimizer) as run:`",
+    )
 
 
 def _hybrid_that_does_not_shard(run: RunView) -> bool:
@@ -654,6 +680,7 @@ def failure(run: RunView) -> Iterator[Verdict]:
 
 RULES = (
     failure,
+    not_watched,
     strategy_changed,
     hybrid_not_sharded,
     optimizer_not_allocated,

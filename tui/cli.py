@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     logs = commands.add_parser("logs", help="what the ranks printed")
     logs.add_argument("run", metavar="RUN")
     logs.add_argument("--rank", type=int, help="this rank only (default: rank 0; launcher's words with --rank -1)")
+    logs.add_argument("--json", action="store_true", help="JSON on stdout")
     logs.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
     for word, help_text in (
         ("stop", "stop all ranks at one step, then SIGTERM, then SIGKILL; returns when the run has ended"),
@@ -92,8 +93,10 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument("runs", metavar="RUN", nargs="+")
     remove = commands.add_parser("rm", help="delete recorded runs")
     remove.add_argument("runs", metavar="RUN", nargs="+")
+    remove.add_argument("--json", action="store_true", help="JSON on stdout")
     prune = commands.add_parser("prune", help="delete old recorded runs")
     prune.add_argument("--keep", type=int, default=20, metavar="N", help="how many of the newest to keep (default 20)")
+    prune.add_argument("--json", action="store_true", help="JSON on stdout")
     prune.add_argument("--yes", "-y", action="store_true", help="do not ask")
     return parser
 

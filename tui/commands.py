@@ -37,6 +37,7 @@ HEADLESS_STEPS = 50
 SUCCESS = frozenset({"finished", "stopped"})
 REPORT_EVERY_S = 2.0
 """Between progress lines where there is no terminal."""
+SETTLE_S = 10.0
 COMMAND_PATIENCE_S = 60.0
 """For pause and resume: a step may take long."""
 
@@ -73,6 +74,8 @@ def _launch(parsed: argparse.Namespace) -> int:
         return run_app(open_on=run_id, own=run_id)
     if spec.steps is None:
         spec = msgspec.structs.replace(spec, steps=HEADLESS_STEPS)
+        if spec.target != "demo":
+            print(f"watch() ends this training after {HEADLESS_STEPS} steps: say --steps N for more", file=sys.stderr)
     run = train(spec)
     print(json.dumps(show(run)) if parsed.json else tables.summary(run))
     return 0 if run.state in SUCCESS else 1
@@ -103,30 +106,53 @@ def train(spec: LaunchSpec, prefix: str = "") -> RunView:
 
     Ctrl-C asks all ranks to stop at one step; a second one sends SIGTERM, a third SIGKILL.
     """
-    run_id, launcher = _start(spec, bound=True)
-    line = ProgressLine(prefix)
-    interrupts = 0
-    with open_run(run_id) as client:
-        line.say(f"run {run_id} · {spec.strategy} · logs in {client.entry.paths.logs}")
-        while launcher.poll() is None:
-            try:
+    with _counted_interrupts() as interrupts:
+        run_id, launcher = _start(spec, bound=True)
+        line = ProgressLine(prefix)
+        answered = 0
+        with open_run(run_id) as client:
+            line.say(f"run {run_id} · {spec.strategy} · logs in {client.entry.paths.logs}")
+            while launcher.poll() is None:
                 if client.poll(200):
                     line.show(client.view())
-            except KeyboardInterrupt:
-                interrupts += 1
-                _interrupt(interrupts, client, launcher, line)
-        line.show(client.view(), last=True)
-    try:
-        with open_run(run_id) as recorded:
-            return recorded.view()
-    finally:
+                while answered < len(interrupts):
+                    answered += 1
+                    _interrupt(answered, client, launcher, line)
+            line.show(client.view(), last=True)
         line.end()
+        return _settled(run_id)
+
+
+def _settled(run_id: str) -> RunView:
+    """The run as it is recorded; a hub whose launcher was killed needs a moment to say so."""
+    until = time.monotonic() + SETTLE_S
+    while True:
+        with open_run(run_id) as recorded:
+            run = recorded.view()
+        if run.state in ENDED or time.monotonic() > until:
+            return run
+        time.sleep(0.1)
+
+
+@contextmanager
+def _counted_interrupts() -> Iterator[list[int]]:
+    """Ctrl-C adds to the list instead of raising: it may come while the one before it is still being answered."""
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _interrupt(times: int, client: RunClient, launcher: subprocess.Popen[bytes], line: ProgressLine) -> None:
     if times == 1:
         line.say("stopping all ranks at the next step they agree on (again: SIGTERM)")
-        client.command("stop")
+        try:
+            client.command("stop")
+        except RunError as error:  # no hub answers, or the run has just ended: the launcher knows what to do
+            line.say(str(error))
+            launcher.send_signal(signal.SIGTERM)
     else:
         # Each further signal is a rung of the launcher's ladder, which records how the run ended.
         line.say("sending SIGTERM (again: SIGKILL)" if times == 2 else "sending SIGKILL")
@@ -348,6 +374,10 @@ def _logs(parsed: argparse.Namespace) -> int:
         raise CommandError(f"run {entry.id} has no log of rank {rank} (logs kept: {found})")
     from fsdp_tui.telemetry.client import follow_log
 
+    if parsed.json:
+        body = b"".join(follow_log(entry, rank, follow=parsed.follow))
+        print(json.dumps({"id": entry.id, "rank": rank, "text": body.decode(errors="replace")}))
+        return 0
     for chunk in follow_log(entry, rank, follow=parsed.follow):
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
@@ -501,6 +531,8 @@ def _rm(parsed: argparse.Namespace) -> int:
     for entry in entries:
         remove(entry)
         print(f"deleted {entry.id}", file=sys.stderr)
+    if parsed.json:
+        print(json.dumps({"deleted": [entry.id for entry in entries]}))
     return 0
 
 
@@ -510,6 +542,8 @@ def _prune(parsed: argparse.Namespace) -> int:
     old = [entry for entry in list_runs() if not entry.live][parsed.keep :]
     if not old:
         print("nothing to delete", file=sys.stderr)
+        if parsed.json:
+            print(json.dumps({"deleted": []}))
         return 0
     if not parsed.yes:
         if not sys.stdin.isatty():
@@ -520,6 +554,8 @@ def _prune(parsed: argparse.Namespace) -> int:
     for entry in old:
         remove(entry)
     print(f"deleted {len(old)} runs", file=sys.stderr)
+    if parsed.json:
+        print(json.dumps({"deleted": [entry.id for entry in old]}))
     return 0
 
 

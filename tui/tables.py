@@ -63,7 +63,7 @@ def ending(run: RunView) -> str:
         words.append(
             {"agreed": "by agreement of all ranks", "sigterm": "by SIGTERM", "sigkill": "by SIGKILL"}[ended.stop_rung]
         )
-    words.append(f"after {run.steps:,} steps")
+    words.append(f"after {_count(run.steps, 'step')}")
     if ended.failed_rank is not None:
         code = ended.exit_codes.get(str(ended.failed_rank))
         words.append(f"(rank {ended.failed_rank}" + (f", exit code {code})" if code is not None else ")"))
@@ -81,7 +81,7 @@ def summary(run: RunView) -> str:
         strategy = f"{run.effective} (asked for: {run.requested})"
     lines = [
         identity,
-        f"{ending(run)}  ·  {strategy}  ·  {run.world_size} ranks  ·  {fmt.count(run.params or None)} parameters",
+        f"{ending(run)}  ·  {strategy}  ·  {_count(run.world_size, 'rank')}  ·  {fmt.count(run.params or None)} parameters",
     ]
     lines += [progress(run), ""]
     if run.ranks:
@@ -129,6 +129,10 @@ def captures(taken: Sequence[Capture]) -> str:
     lines += [capture_line(capture) for capture in taken]
     lines += [f"· {limit}" for limit in dict.fromkeys(limit for capture in good for limit in capture.limits)]
     return "\n".join(lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def memory_table(ranks: Sequence[RankView]) -> str:
@@ -231,7 +235,7 @@ def share_lines(runs: Sequence[RunView]) -> list[str]:
         held = states(run)
         if held and run.effective not in ("single", "ddp") and run.params == yardstick.params:
             lines.append(
-                f"{column_name(run)} keeps 1/{whole / held:.2f} of the unsharded model states per rank ({run.world_size} ranks)"
+                f"{column_name(run)} keeps 1/{whole / held:.2f} of the unsharded model states per rank ({_count(run.world_size, 'rank')})"
             )
     return lines
 

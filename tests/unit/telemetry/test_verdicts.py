@@ -94,7 +94,12 @@ def test_two_ranks() -> None:
 
 def test_changed_strategy() -> None:
     """PyTorch ran something else than what was asked for."""
-    assert kinds(a_run(requested="fsdp1:full_shard", effective="fsdp1:no_shard"))["strategy_changed"].severity == "warn"
+    asked = "fsdp1:full_shard"
+    run = a_run(requested=asked, effective="fsdp1:no_shard", detail={"requested": asked})
+    assert (kinds(run)["strategy_changed"].severity, kinds(run)["strategy_changed"].reason) == (
+        "warn",
+        "PyTorch changed it",
+    )
     assert "strategy_changed" not in kinds(a_run(requested="fsdp2:hybrid_shard", effective="fsdp2:hybrid_shard=2x2"))
 
 
@@ -104,6 +109,23 @@ def test_hybrid_over_one_rank() -> None:
     assert "strategy_changed" not in found
     verdict = found["hybrid_not_sharded"]
     assert (verdict.severity, verdict.expected, verdict.measured) == ("warn", 300, 1_200)
+
+
+def test_a_script_that_chooses_its_strategy_is_not_pytorchs_doing() -> None:
+    """The launch's default is no request of the user's."""
+    run = a_run(requested="fsdp2:full_shard", effective="ddp")
+    assert (kinds(run)["strategy_changed"].severity, kinds(run)["strategy_changed"].reason) == (
+        "note",
+        "the script chooses its strategy itself",
+    )
+
+
+def test_a_run_that_nobody_watched_says_so() -> None:
+    """Zero steps are no success."""
+    state = RunState()
+    state.apply(launched())
+    state.apply(Ended(state="finished", ended_ns=1, exit_codes={"0": 0}))
+    assert [verdict.kind for verdict in state.view().verdicts] == ["not_watched"]
 
 
 def test_shard_grad_op_keeps_parameters() -> None:
