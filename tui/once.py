@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 
+from fsdp_tui.telemetry.client import open_run
 from fsdp_tui.telemetry.rundir import RunEntry
 from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.source import Services, real_services
@@ -14,7 +15,12 @@ PATIENCE_S = 30.0
 
 
 def print_once(entry: RunEntry) -> int:
-    """Prints the Run screen in COLUMNS x LINES characters (80 x 24 where they are not set), letters for colours."""
+    """Prints the Run screen in COLUMNS x LINES characters (80 x 24 where they are not set), letters for colours.
+
+    Raises:
+        RunError: nothing of the run can be read.
+    """
+    open_run(entry).close()
     width, height = _size("COLUMNS", 80), _size("LINES", 24)
     text = asyncio.run(screen_text(real_services(), entry, width, height))
     sys.stdout.write(text + "\n")

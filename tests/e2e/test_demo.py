@@ -280,6 +280,7 @@ def test_damaged_records_are_named(fsdp_tui: Program, a: dict[str, Any], unwatch
     for leftover in ("run.db-wal", "run.db-shm"):
         (folder / leftover).unlink(missing_ok=True)
     assert fsdp_tui("show", victim, code=1).stderr.count("\n") == 1
+    assert fsdp_tui("attach", victim, "--once", code=1).stdout == ""
     for facts in ("launch.json", "summary.json"):
         (folder / facts).write_bytes(b"{")
     listed = {entry["id"]: entry for entry in fsdp_tui.json("runs")}
