@@ -35,7 +35,9 @@ WALK_AT_STEPS = frozenset({1, 2})
 
 
 SEARCH_BUDGET = 0.002
-"""Share of the training's time that searches for unknown tensors may take: 40 ms each are one in 20 s."""
+"""Share of the training's time that searches for unknown tensors may take: of 40 ms each, one in 20 s."""
+SEARCH_HEAD_START_S = 0.5
+"""On top of it, for what appears while a training gets going."""
 GROWTH_TOLERANCE = 256 << 10
 """Growth of the heap in bytes that is malloc's and Python's own, and no reason to search for tensors."""
 
@@ -184,7 +186,8 @@ class Ledger:
         self._in_reduction: dict[int, _Reduction] = {}
         self._highest = -1
         self._unexplained: int | None = None
-        self._next_search_s = 0.0
+        self._made_s = time.monotonic()
+        self._searched_s = 0.0
         self._at_walk: tuple[int, int] | None = None
         self._step = 0
         self.end: list[int | None] | None = None
@@ -408,15 +411,14 @@ class Ledger:
         taken = self._allocator.settled()
         reserved = self._allocator.reserved()
         if self._device_type == "cpu":
-            grown = not self.captured and self._grown(taken, known) and time.monotonic() >= self._next_search_s
+            grown = not self.captured and self._grown(taken, known) and self._may_search()
             if tally is not None or self._step in WALK_AT_STEPS or grown:
                 began_s = time.monotonic()
                 tally = tally or self.walk()
                 self._unexplained, self.outside = unknown_tensors(tally.seen, self._device_type)
                 self.searches += 1
                 self._at_walk = None if taken is None else (taken, known)
-                ended_s = time.monotonic()
-                self._next_search_s = ended_s + (ended_s - began_s) / SEARCH_BUDGET
+                self._searched_s += time.monotonic() - began_s
             unexplained = self._unexplained
         else:
             unexplained = None if taken is None else taken - known
@@ -427,6 +429,10 @@ class Ledger:
         else:
             self._put(memory, "cache", None if reserved is None or taken is None else reserved - taken)
         return memory
+
+    def _may_search(self) -> bool:
+        """Whether the searches so far have left something of their budget."""
+        return self._searched_s < SEARCH_HEAD_START_S + SEARCH_BUDGET * (time.monotonic() - self._made_s)
 
     def _grown(self, taken: int | None, known: int) -> bool:
         """Whether the heap grew or shrank since live tensors were last searched, beyond what the ledger knows of.
