@@ -18,7 +18,7 @@ from fsdp_tui.telemetry.client import open_run
 from fsdp_tui.telemetry.launch import LaunchSpec, start
 
 STRATEGIES = ("fsdp2:full_shard", "fsdp1:full_shard", "ddp")
-PAIRS = 100
+PAIRS = 200
 RESAMPLES = 4_000
 
 
