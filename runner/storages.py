@@ -68,9 +68,10 @@ def unknown_tensors(known: set[int], device_type: str) -> Unknown:
             continue
         try:
             tensor = local_tensor(candidate)
-            if tensor.device.type == device_type and tensor.layout is torch.strided:
+            if tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()
-                if storage._cdata not in known and storage._cdata not in found:
+                # The storage's device, not the tensor's: the compiler's fake tensors name a device that they do not use.
+                if storage.device.type == device_type and storage._cdata not in known and storage._cdata not in found:
                     size = "x".join(str(extent) for extent in tensor.shape) or "scalar"
                     found[storage._cdata] = storage.nbytes(), f"{str(tensor.dtype).removeprefix('torch.')} {size}"
         except (RuntimeError, NotImplementedError):  # a subclass without a storage of its own

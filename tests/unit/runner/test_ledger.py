@@ -6,6 +6,7 @@ import gc
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fsdp_tui.runner.allocators import HeapAllocator, heap_reader
 from fsdp_tui.runner.ledger import Ledger
@@ -100,3 +101,14 @@ def test_optimizer_bytes_per_param_byte() -> None:
     stateless = _ledger(model, sgd, Steady())
     stateless.optimizer_returned()
     assert stateless.optimizer_bytes_per_param_byte() == 0.0
+
+
+def test_fake_tensors_take_no_memory() -> None:
+    """What torch.compile traces with says that it is on a device, and is not."""
+    held = torch.ones(1000)
+    before = unknown_tensors(set(), "cpu").nbytes
+    with FakeTensorMode():
+        fake = torch.ones(1_000_000)
+    assert fake.device.type == "cpu"
+    assert unknown_tensors(set(), "cpu").nbytes == before
+    assert before >= held.untyped_storage().nbytes()
