@@ -232,10 +232,6 @@ def _stats(stats: CollectiveStats) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 Value = int | float | None
 Better = Callable[[Sequence[float]], float]
 
@@ -262,7 +258,7 @@ METRICS: tuple[tuple[str, str, Callable[[RunView], Value], Better | None], ...] 
 by itself: a strategy that gathers more is not a worse one."""
 
 
-def _plain(value: Value) -> Value:
+def _finite(value: Value) -> Value:
     """NaN and infinity are no JSON."""
     return value if value is None or math.isfinite(value) else None
 
@@ -277,7 +273,7 @@ def compare(runs: Sequence[RunView]) -> dict[str, Any]:
     """Several runs as the document of `compare A B --json`; the first is the baseline."""
     rows = []
     for metric, unit, read, better in METRICS:
-        values = [_plain(read(run)) for run in runs]
+        values = [_finite(read(run)) for run in runs]
         known = [value for value in values if value is not None]
         best = values.index(better(known)) if better and len(known) > 1 and len(set(known)) > 1 else None
         rows.append({"metric": metric, "unit": unit, "values": values, "best": best})

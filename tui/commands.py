@@ -388,12 +388,9 @@ def _stop(parsed: argparse.Namespace) -> int:
     with _opened(parsed.run) as client:
         _require_live(client, "stop")
         client.command("stop")
-        while client.live or client.view().state not in ENDED:
+        while client.live:
             client.poll(200)
-            if not client.live:
-                break
-    with _opened(client.entry.id) as recorded:
-        run = recorded.view()
+    run = _settled(client.entry.id)
     if parsed.json:
         print(json.dumps(show(run)))
     else:
