@@ -58,6 +58,9 @@ class Observer(Protocol):
 
     def reduced(self, owner: object) -> None: ...
 
+    def recomputed(self, tensor: Any) -> None:
+        """Backward takes a tensor that it has recomputed; the operator that needs it runs next."""
+
     def collective(self, kind: int, nbytes: int, group: Any, asynchronous: bool, call: Callable[[], Any]) -> Any:
         """Runs the call, which is a collective, and returns what it returned."""
 

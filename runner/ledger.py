@@ -12,12 +12,15 @@ what it says is of the newest step that it did look at.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fsdp_tui.runner import torch_compile
 from fsdp_tui.runner.facts import Names, UnitParts
 from fsdp_tui.runner.storages import Tally, local_tensor, unknown_tensors
 from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES
@@ -162,6 +165,7 @@ class Ledger:
         """Whether an optimizer has stepped since the step began."""
         self.captured = False
         """Whether the step is captured: then what the heap grows by is the capture's own."""
+        self._graphs = torch_compile.graphs()
 
         self._static: dict[str, int] = {}
         self._structure: tuple[int, ...] = ()
@@ -184,6 +188,8 @@ class Ledger:
         self._last: list[Live] = [NOTHING] * len(self._holders)
         self._totals = [0, 0, 0, 0]
         self._in_reduction: dict[int, _Reduction] = {}
+        self._taken: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
+        """Recomputed storages that backward has taken and not yet freed."""
         self._highest = -1
         self._unexplained: int | None = None
         self._made_s = time.monotonic()
@@ -298,6 +304,18 @@ class Ledger:
         self._read_around(-1)
         self._sample(-1)
 
+    def recomputed(self, tensor: Tensor) -> None:
+        """Backward takes a recomputed tensor, and the operator that took one before is done.
+
+        That operator's results and what it took were both there when it ended: what is gone since is added.
+        """
+        freed = sum(nbytes for storage, nbytes in self._taken if storage() is None)
+        self._taken = [(storage, nbytes) for storage, nbytes in self._taken if storage() is not None]
+        self._read_around(-1)
+        self._sample(-1, freed=freed)
+        here = tensor.untyped_storage()
+        self._taken.append((weakref.ref(here), here.nbytes()))
+
     def changed(self, owner: object, in_flight: int = 0) -> None:
         """The unit of this owner holds other memory than before, or is about to.
 
@@ -337,6 +355,8 @@ class Ledger:
         self.looking = look
         self.stepped = False
         self._in_reduction.clear()
+        self._taken.clear()
+        self._graphs = torch_compile.graphs()
         if not look:
             return
         self._read_all()
@@ -360,9 +380,11 @@ class Ledger:
             return None
         return max(0, taken - self._base - (sum(self._totals) - self._known_base))
 
-    def _sample(self, unit: int, extra: Live = NOTHING) -> None:
-        """Compares this moment with the highest so far."""
+    def _sample(self, unit: int, extra: Live = NOTHING, freed: int = 0) -> None:
+        """Compares this moment, or one just before it that had these bytes more, with the highest so far."""
         own = self._own()
+        if own is not None:
+            own += freed
         height = sum(self._totals) + sum(extra) + (own or 0)
         if height <= self._highest:
             return
@@ -449,6 +471,8 @@ class Ledger:
         if top is None:
             return [None] * (len(CATEGORIES) + 1), "", -1
         activation, temp = top.activation, top.temp
+        if self._device_type == "cpu" and torch_compile.graphs() != self._graphs:
+            activation = temp = None  # the heap has grown by the compiler's work too
         # What came in this step is in its own growth already.
         unexplained = self._unexplained if self._strangers is None else self._strangers
         highest = self._allocator.peak()

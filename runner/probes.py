@@ -186,7 +186,8 @@ class Probes:
 
     def backward_begins(self, loss: Tensor) -> None:
         self._backward_depth += 1
-        if self._backward_depth > 1:
+        if self._backward_depth > 1:  # reentrant checkpointing: of what it has just recomputed
+            self._touch()
             return
         self._guarded("phases", lambda: self._enter(BACKWARD, comm.BACKWARD))
         if (capture := self.capture) is not None:
@@ -209,10 +210,18 @@ class Probes:
         if (after := self.after_backward) is not None:
             self._guarded("collectives", after)
 
+    def recomputed(self, tensor: Any) -> None:
+        if (ledger := self._looking) is not None:
+            self._guarded("memory", lambda: ledger.recomputed(tensor))
+
+    def _touch(self) -> None:
+        if (ledger := self._looking) is not None:
+            self._guarded("memory", ledger.touch)
+
     def _look_near_loss(self, loss: Tensor) -> None:
         def look(*_: Any) -> None:
-            if self.on and (ledger := self._looking) is not None:
-                self._guarded("memory", ledger.touch)
+            if self.on:
+                self._touch()
 
         node = loss.grad_fn
         for _ in range(NODES_NEAR_LOSS):

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fsdp_tui.runner import devices, structure, torch_ddp, torch_dist, torch_fsdp1, torch_fsdp2
+from fsdp_tui.runner import devices, structure, torch_checkpoint, torch_ddp, torch_dist, torch_fsdp1, torch_fsdp2
 from fsdp_tui.runner.agreement import Agreement, Requests
 from fsdp_tui.runner.allocators import allocator_for
 from fsdp_tui.runner.capture import Tracker, failed
@@ -248,6 +248,7 @@ class WatchedRun(Run):
             "memory": wrapped.check,
             "facts": facts_said,
             "activations": heap_said,
+            "recomputation": torch_checkpoint.check(),
             "collectives": torch_dist.check()
             if wrapped.ddp is None
             else torch_ddp.check_times(wrapped.ddp, self._device.type),
@@ -316,6 +317,7 @@ class WatchedRun(Run):
                 torch_ddp.time_every_step(self._wrapped.ddp, on=True)
         if self._wrapped.install is not None:
             self._wrapped.install(interposer, probes)
+        torch_checkpoint.install(interposer, probes)
 
         def forward_begins(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if probes.on and self._trains():

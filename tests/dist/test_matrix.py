@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fsdp_tui.telemetry.messages import CATEGORIES, COLLECTIVES, Step, Structure
 from fsdp_tui.demo.model import GPT
+from fsdp_tui.telemetry.messages import CATEGORIES, COLLECTIVES, Step, Structure
 from tests.dist import trainings
 from tests.dist.trainings import Case, Result
 from tests.dist.worlds import run_world
@@ -105,7 +105,9 @@ def expected(case: Case, world: int, rank: int) -> dict[str, int]:
         return {"param_shard": 4 * padded, "grad_shard": 4 * padded, "optimizer": 8 * local + 4 * len(shapes)}
     # FSDP1 concatenates a unit's parameters, each but the last padded to 16 bytes so that views stay aligned, pads that to
     # a multiple of its ranks (no_shard too), and cuts it into N equal parts. Optimizer states follow the parts of the original parameters.
-    aligned = 16 // (4 if dict(case.options).get("precision", "fp32") == "fp32" else 2)  # elements as they are computed with
+    aligned = 16 // (
+        4 if dict(case.options).get("precision", "fp32") == "fp32" else 2
+    )  # elements as they are computed with
     stored = states = tensors = 0
     for numels in _fsdp1_units(case):
         starts, flat = [], 0

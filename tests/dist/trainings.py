@@ -175,7 +175,7 @@ class checked_events:  # reads as a function
             return
         original = ledger._sample
 
-        def sample(unit: int, extra: tuple[int, int, int, int] = (0, 0, 0, 0)) -> None:
+        def sample(unit: int, extra: tuple[int, int, int, int] = (0, 0, 0, 0), freed: int = 0) -> None:
             walked = ledger.walk().bytes
             counted = dict(
                 zip(("param_unsharded", "grad_shard", "grad_unsharded", "comm_buffer"), ledger.live, strict=True)
@@ -189,7 +189,7 @@ class checked_events:  # reads as a function
                         f"{ledger.phase} unit {unit}: {name} {nbytes} counted, {walked.get(name, 0)} there"
                     )
             result.walked += 1
-            original(unit, extra)
+            original(unit, extra, freed)
 
         ledger._sample = sample  # type: ignore[method-assign]
 
