@@ -229,10 +229,11 @@ class Launcher:
 
     def _environment(self) -> dict[str, str]:
         spec = self.launch.spec
-        env = dict(os.environ)
+        env = dict(os.environ) | spec.env
         env[LOGS] = str(self.paths.logs)
         env["FSDP_TUI_STRATEGY"] = spec.strategy
         env["FSDP_TUI_SHARDING"] = msgspec.json.encode(spec.sharding).decode()
+        env["FSDP_TUI_ASKED"] = ",".join(spec.overrides)
         env["FSDP_TUI_TELEMETRY"] = spec.telemetry
         env.pop("FSDP_TUI_RUN", None)
         env.pop("FSDP_TUI_STEPS", None)
@@ -444,7 +445,7 @@ def target(spec: LaunchSpec) -> list[str]:
     words = ["-m", "fsdp_tui.demo"]
     for option in OPTIONS:
         value = getattr(spec, option.field)
-        if not (option.demo_only or option.field in ("accumulate", "no_sync")) or value is None or value is False:
+        if not option.demo_only or value is None or value is False:
             continue
         words += [option.flag] if value is True else [option.flag, str(value)]
     return [*words, *spec.args]

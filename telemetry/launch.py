@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import selectors
 import shlex
 import shutil
@@ -16,14 +17,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from fsdp_tui.telemetry.machine import Machine, this_machine
 from fsdp_tui.telemetry.messages import PROTOCOL, Launched
 from fsdp_tui.telemetry.rundir import RunError, RunPaths, create_run, remove_alive, write_file
-from fsdp_tui.telemetry.strategy import DTYPES, StrategyError, misfits, parse_strategy, parse_wrap
+from fsdp_tui.telemetry.strategy import DEFAULT, DTYPES, StrategyError, misfits, parse_strategy, parse_wrap
 
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 """Sizes of the demo's model; `fsdp_tui.demo.model` gives their shapes."""
@@ -32,7 +33,7 @@ MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     """What `fsdp_tui.runner.shard` applies. Travels to the ranks as JSON in FSDP_TUI_SHARDING."""
 
-    strategy: str = "fsdp2:full_shard"
+    strategy: str = DEFAULT
     wrap: str = "transformer"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Type of the gathered parameters and of compute."""
@@ -43,6 +44,10 @@ class Sharding(msgspec.Struct, frozen=True, kw_only=True):
     prefetch: int = 0
     """Units gathered ahead, beyond what PyTorch does by itself."""
     compile: bool = False
+
+
+SHARDING = Sharding.__struct_fields__
+"""Its options by name. A script that is left alone has its own; the demo, and a script that calls `shard`, take the launch's."""
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +63,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     nproc: int | None = None
     """Ranks; None: one per GPU, two on a CPU, one for `single`."""
-    strategy: str = "fsdp2:full_shard"
+    strategy: str = DEFAULT
     wrap: str = "transformer"
     precision: str = "fp32"
     reduce: str | None = None
@@ -76,6 +81,26 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     lr: float = 1e-3
     seed: int = 0
     data: str | None = None
+    asked: tuple[str, ...] = ()
+    """Options of SHARDING that were given explicitly, also where they equal the default; see `overrides`."""
+    env: dict[str, str] = {}
+    """Environment variables of the ranks, beside the launcher's own."""
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The options that override a script's own choice, in the order of SHARDING; none for the demo, which has no other."""
+        if self.target == "demo":
+            return ()
+        return tuple(name for name in SHARDING if name in self.asked or getattr(self, name) != getattr(UNTOUCHED, name))
+
+    def decides(self, option: str) -> bool:
+        """Whether this option of SHARDING is the launch's to say; otherwise it is left as the script has it."""
+        return self.target == "demo" or option in self.overrides
+
+    @property
+    def requested(self) -> str:
+        """The strategy that was asked for, in text form; "" when it is left to the script."""
+        return self.strategy if self.decides("strategy") else ""
 
     def ranks(self, machine: Machine) -> int:
         """The number of processes this launch starts."""
@@ -97,6 +122,10 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+UNTOUCHED = LaunchSpec()
+"""What a launch is without options."""
+
+
 class Option(NamedTuple):
     """One option of run, demo and sweep: a flag on the command line and a field on the Launch form."""
 
@@ -108,32 +137,63 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     demo_only: bool = False
+    unset: str = ""
+    """What it means to leave it out, where the default is None."""
+
+    @property
+    def default(self) -> str:
+        """What it means to leave it out, in words; "" for a switch."""
+        value = getattr(UNTOUCHED, self.field)
+        if value is None or self.kind is bool:
+            return self.unset
+        return f"{value:g}" if self.kind is float else str(value)
+
+    def expects(self, value: Any) -> str:
+        """What a value of the right type should have been instead, in words; "" when it can be."""
+        if self.choices and value not in self.choices:
+            return f"expected one of {', '.join(self.choices)}"
+        if self.kind is float and not math.isfinite(value):
+            return "expected a number"
+        if self.minimum is not None and value < self.minimum:
+            return f"expected {self.minimum:g} or more"
+        return ""
 
 
 OPTIONS = (
     Option("name", "--name", str, "name of the run"),
-    Option("nproc", "--nproc", int, "number of ranks (default: one per GPU, 2 on a CPU)", minimum=1),
+    Option("nproc", "--nproc", int, "number of ranks", minimum=1, unset="one per GPU, 2 on a CPU"),
     Option(
         "strategy", "--strategy", str, "single, ddp, fsdp1:full_shard, fsdp2:full_shard, fsdp2:hybrid_shard=2x2, ..."
     ),
     Option("wrap", "--wrap", str, "units: none, transformer, size:MIN_PARAMS or modules:CLASS,CLASS"),
     Option("precision", "--precision", str, "type of gathered parameters and compute", DTYPES),
-    Option("reduce", "--reduce", str, "type of the gradient reduction (default fp32)", DTYPES),
+    Option("reduce", "--reduce", str, "type of the gradient reduction", DTYPES, unset="fp32"),
     Option("checkpointing", "--checkpointing", bool, "recompute each block's activations in backward"),
     Option("cpu_offload", "--cpu-offload", bool, "keep shards and optimizer states in host memory"),
     Option("prefetch", "--prefetch", int, "units to gather ahead of their use", minimum=0),
     Option("compile", "--compile", bool, "torch.compile each block (fsdp2)"),
-    Option("accumulate", "--accumulate", int, "backwards per optimizer step", minimum=1),
-    Option("no_sync", "--no-sync", bool, "reduce gradients in the last of the accumulated backwards only"),
-    Option("steps", "--steps", int, "optimizer steps (default: until stopped; 50 when headless)", minimum=1),
+    Option("steps", "--steps", int, "optimizer steps", minimum=1, unset="until stopped"),
     Option("telemetry", "--telemetry", str, "off: launch without watching", ("on", "off")),
     Option("model", "--model", str, "size of the demo's model", MODELS, demo_only=True),
+    Option("accumulate", "--accumulate", int, "backwards per optimizer step", minimum=1, demo_only=True),
+    Option(
+        "no_sync",
+        "--no-sync",
+        bool,
+        "reduce gradients in the last of the accumulated backwards only",
+        demo_only=True,
+    ),
     Option("batch", "--batch", int, "sequences per optimizer step over all ranks", minimum=1, demo_only=True),
     Option("seq", "--seq", int, "bytes per sequence", minimum=2, demo_only=True),
     Option("lr", "--lr", float, "learning rate of AdamW", minimum=0, demo_only=True),
     Option("seed", "--seed", int, "seed of weights and data order", minimum=0, demo_only=True),
     Option(
-        "data", "--data", str, "file or folder of training text (default: Python's standard library)", demo_only=True
+        "data",
+        "--data",
+        str,
+        "file or folder of training text",
+        demo_only=True,
+        unset="Python's standard library",
     ),
 )
 
@@ -161,17 +221,12 @@ def _problems(spec: LaunchSpec, machine: Machine) -> Iterator[Problem]:
         value = getattr(spec, option.field)
         if value is None:
             continue
-        if option.choices and value not in option.choices:
+        if expected := option.expects(value):
             in_bounds = False
-            yield Problem(option.field, f"{option.flag} {value}: expected one of {', '.join(option.choices)}")
-        if option.kind is float and not math.isfinite(value):
-            in_bounds = False
-            yield Problem(option.field, f"{option.flag} {value}: expected a number")
-        elif option.minimum is not None and value < option.minimum:
-            in_bounds = False
-            yield Problem(option.field, f"{option.flag} {value}: expected {option.minimum:g} or more")
+            yield Problem(option.field, f"{option.flag} {value}: {expected}")
     if spec.target != "demo":
         yield from _script_problems(spec)
+    yield from _environment_problems(spec)
     if spec.target == "demo" and spec.data is not None and not Path(spec.data).exists():
         yield Problem("data", f"--data {spec.data}: no such file or folder")
     try:
@@ -186,23 +241,25 @@ def _problems(spec: LaunchSpec, machine: Machine) -> Iterator[Problem]:
     if not in_bounds:
         return
     ranks = spec.ranks(machine)
-    for text in misfits(
-        strategy,
-        world_size=ranks,
-        accelerator=machine.accelerators > 0,
-        torch_version=machine.torch_version,
-        cpu_offload=spec.cpu_offload,
-        precision=spec.precision,
-        prefetch=spec.prefetch,
-        compiled=spec.compile,
-        wrap=spec.wrap,
-    ):
-        yield Problem("strategy", text)
+    # What a script's own strategy can and cannot do shows only when it runs.
+    if spec.requested:
+        for text in misfits(
+            strategy,
+            world_size=ranks,
+            accelerator=machine.accelerators > 0,
+            torch_version=machine.torch_version,
+            cpu_offload=spec.cpu_offload,
+            precision=spec.precision,
+            prefetch=spec.prefetch,
+            compiled=spec.compile,
+            wrap=spec.wrap,
+        ):
+            yield Problem("strategy", text)
     if machine.accelerators and ranks > machine.accelerators:
         yield Problem("nproc", f"--nproc {ranks}: this machine has {machine.accelerators} GPUs")
-    if spec.reduce is not None and spec.precision == "fp32" and spec.reduce != "fp32":
+    if spec.reduce not in (None, "fp32") and spec.precision == "fp32" and spec.decides("precision"):
         yield Problem("reduce", f"--reduce {spec.reduce} goes with --precision bf16 or fp16")
-    if spec.no_sync and spec.accumulate == 1:
+    if spec.target == "demo" and spec.no_sync and spec.accumulate == 1:
         yield Problem("no_sync", "--no-sync goes with --accumulate 2 or more")
     if spec.target == "demo" and spec.batch % (ranks * spec.accumulate):
         each = f"{ranks} ranks" + (f" x {spec.accumulate} accumulated" if spec.accumulate > 1 else "")
@@ -220,25 +277,56 @@ def _script_problems(spec: LaunchSpec) -> Iterator[Problem]:
             yield Problem("script", f"{spec.script}: no such file")
 
 
+NOT_YOURS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+"""Variables that torchrun gives each rank, whatever there was before."""
+
+
+def _environment_problems(spec: LaunchSpec) -> Iterator[Problem]:
+    for name in spec.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Problem("env", f"--env {name!r}: expected a name of letters, digits and _")
+        elif name.startswith("FSDP_TUI_") or name in NOT_YOURS:
+            whose = "fsdp-tui" if name.startswith("FSDP_TUI_") else "torchrun"
+            yield Problem("env", f"--env {name}: {whose} sets it for each rank; leave it out")
+    for field, words in (("script", (spec.script or "",)), ("args", spec.args), ("env", (*spec.env.values(),))):
+        if any("\0" in word for word in words):
+            yield Problem(field, f"{field}: there is a null character in it, which no process can be given")
+
+
+def written(spec: LaunchSpec) -> dict[str, Any]:
+    """The options that are worth writing down, by field: what was asked for, or is not at its default."""
+    overrides = spec.overrides
+    return {
+        option.field: value
+        for option in OPTIONS
+        if (value := getattr(spec, option.field)) is not None
+        and (value != getattr(UNTOUCHED, option.field) or option.field in overrides)
+        and (spec.target == "demo" or not option.demo_only)
+    }
+
+
 def command_line(spec: LaunchSpec, *, headless: bool = False) -> list[str]:
-    """The words that repeat this launch; options at their default are left out."""
-    default = LaunchSpec()
+    """The words that repeat this launch, from its directory; what was not asked for and is at its default is left out."""
     words = ["fsdp-tui", "demo" if spec.target == "demo" else "run"]
     if headless:
         words.append("--headless")
+    given = written(spec)
     for option in OPTIONS:
-        value = getattr(spec, option.field)
-        if value == getattr(default, option.field) or (option.demo_only and spec.target != "demo"):
-            continue
-        words += [option.flag] if option.kind is bool else [option.flag, str(value)]
+        value = given.get(option.field)
+        if value is not None and value is not False:  # 0 is a value
+            words += [option.flag] if option.kind is bool else [option.flag, str(value)]
+    for name, value in spec.env.items():
+        words += ["--env", f"{name}={value}"]
     if spec.target != "demo":
         words += (["-m"] if spec.target == "module" else []) + [spec.script or "", *spec.args]
     return words
 
 
 def command_text(spec: LaunchSpec, *, headless: bool = False) -> str:
-    """`command_line` as one line for a shell."""
-    return shlex.join(command_line(spec, headless=headless))
+    """`command_line` as one line for a shell in this process's working directory."""
+    line = shlex.join(command_line(spec, headless=headless))
+    elsewhere = spec.target != "demo" and spec.directory and os.path.abspath(spec.directory) != os.getcwd()
+    return f"cd {shlex.quote(spec.directory or '')} && {line}" if elsewhere else line
 
 
 # Starting
@@ -257,6 +345,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     created_ns: int
     nproc: int
     spec: LaunchSpec
+    requested: str = ""
+    """`spec.requested`, for lists that need no more of the spec."""
 
 
 class Started(NamedTuple):
@@ -289,7 +379,12 @@ def start(spec: LaunchSpec, *, bound: bool = False, timeout_s: float = 30.0) -> 
     now_ns = time.time_ns()
     paths = create_run(now_ns)
     launch = Launch(
-        run_id=paths.id, name=run_name(spec), created_ns=now_ns, nproc=spec.ranks(this_machine()), spec=spec
+        run_id=paths.id,
+        name=run_name(spec),
+        created_ns=now_ns,
+        nproc=spec.ranks(this_machine()),
+        spec=spec,
+        requested=spec.requested,
     )
     try:
         write_file(paths.launch, msgspec.json.encode(launch))
@@ -369,18 +464,22 @@ def launched_message(launch: Launch) -> Launched:
     """The first message of the run that this launch makes."""
     spec = launch.spec
     shown = {
+        # What is left to the script is not known here.
         option.field: getattr(spec, option.field)
+        if option.field not in SHARDING or spec.decides(option.field)
+        else None
         for option in OPTIONS
         if option.field not in ("name", "nproc", "strategy", "steps")
         and (spec.target == "demo" or not option.demo_only)
     }
+    shown |= {f"env.{name}": value for name, value in spec.env.items()}
     return Launched(
         run_id=launch.run_id,
         name=launch.name,
         created_ns=launch.created_ns,
         command=command_line(spec),
         nproc=launch.nproc,
-        strategy=spec.strategy,
+        strategy=spec.requested,
         options={"target": spec.target, "script": spec.script, **shown},
         steps=spec.steps,
     )

@@ -57,6 +57,7 @@ def show(run: RunView) -> dict[str, Any]:
         },
         "strategy": {
             "requested": run.requested or None,
+            "script": run.script or None,
             "effective": run.effective or None,
             "detail": dict(run.detail),
         },
@@ -297,7 +298,7 @@ def equivalence(runs: Sequence[RunView]) -> dict[str, Any]:
         if common:
             gap = max(abs(base[step] - other[step]) for step in common)
             largest = gap if largest is None else max(largest, gap)
-    precisions = {str(run.launched.options.get("precision", "fp32")) if run.launched else "fp32" for run in runs}
+    precisions = {_precision(run) for run in runs}
     tolerance = LOSS_TOLERANCE["fp32"] if precisions <= {"fp32"} else ROUNDING_TOLERANCE
     return {
         "loss_max_abs_diff": largest,
@@ -305,6 +306,12 @@ def equivalence(runs: Sequence[RunView]) -> dict[str, Any]:
         "tolerance": tolerance,
         "agrees": largest <= tolerance if largest is not None and compared else None,
     }
+
+
+def _precision(run: RunView) -> str:
+    """As launched, else as the ranks know it; fp32 where nobody says otherwise."""
+    launched = run.launched.options.get("precision") if run.launched else None
+    return str(launched or run.detail.get("precision") or "fp32")
 
 
 def _losses(run: RunView) -> dict[int, float]:

@@ -101,7 +101,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Spec(msgspec.Struct):
-    strategy: str = ""
     steps: int | None = None
 
 
@@ -113,6 +112,7 @@ class _Launch(msgspec.Struct):
     created_ns: int
     nproc: int
     spec: _Spec
+    requested: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +450,7 @@ def _entry(paths: RunPaths) -> RunEntry:
                 name=launch.name,
                 state="starting",
                 created_ns=launch.created_ns,
-                strategy=launch.spec.strategy,
+                strategy=launch.requested,
                 world_size=launch.nproc,
                 planned_steps=launch.spec.steps,
             )

@@ -284,4 +284,11 @@ class RunView:
 
     @property
     def requested(self) -> str:
+        """Strategy that the launch asked for, "" when it left it to the script."""
         return self.launched.strategy if self.launched else ""
+
+    @property
+    def script(self) -> str:
+        """Strategy that the script's own call asked for, "" while not known."""
+        said = self.detail.get("script")
+        return said if isinstance(said, str) else ""

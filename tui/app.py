@@ -24,7 +24,7 @@ from fsdp_tui.tui.screens.compare import CompareScreen
 from fsdp_tui.tui.screens.details import write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
 from fsdp_tui.tui.screens.run import RunScreen
-from fsdp_tui.tui.screens.runs import RunsScreen
+from fsdp_tui.tui.screens.runs import RunsScreen, strategy
 from fsdp_tui.tui.source import Feed, Process, Services, Snapshot, real_services
 from fsdp_tui.tui.theme import ROLES, THEMES, next_theme, theme_for
 from fsdp_tui.tui.widgets.chart import Chart
@@ -56,7 +56,7 @@ class KeyCommands(Provider):
         for entry in app.entries[:50]:
             yield (
                 f"run: open {entry.name} · {entry.state}",
-                f"{entry.id} · {entry.effective or entry.strategy}",
+                f"{entry.id} · {strategy(entry)}",
                 lambda entry=entry: app.open_run(entry),  # type: ignore[misc]
             )
 

@@ -8,8 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import msgspec
+
 import fsdp_tui
-from fsdp_tui.telemetry.launch import OPTIONS, LaunchSpec
+from fsdp_tui.telemetry.launch import OPTIONS, SHARDING, LaunchSpec, Option
+from fsdp_tui.tui.format import OWN
+
+BRIEF_STEPS = 50
+"""Of a headless demo, and of each run of a sweep, that is not told how many."""
 
 DESCRIPTION = """See inside PyTorch FSDP training: memory per rank by category, communication per unit and loss, live and compared.
 
@@ -42,20 +48,24 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     demo = commands.add_parser("demo", help="train the built-in demo model, watched")
-    _add_launch_options(demo, demo_options=True)
+    _add_launch_options(demo)
     run = commands.add_parser(
         "run",
         help="train a script under torchrun, watched",
         usage="fsdp-tui run [options] SCRIPT|-m MODULE [arguments]",
     )
-    _add_launch_options(run, demo_options=False)
+    _add_launch_options(run)
     sweep = commands.add_parser(
         "sweep",
         help="the same training under several strategies, then compare them",
         usage="fsdp-tui sweep [options] [SCRIPT|-m MODULE [arguments]]",
     )
-    sweep.add_argument("--strategies", metavar="S,S,...", help="which, separated by commas (default: the usual seven)")
-    _add_launch_options(sweep, demo_options=True, sweep=True)
+    sweep.add_argument(
+        "--strategies",
+        metavar="S,S,...",
+        help="which, separated by commas (default for the demo: the usual seven; a script's are to be named)",
+    )
+    _add_launch_options(sweep)
 
     attach = commands.add_parser("attach", help="dashboard on a live or recorded run")
     attach.add_argument(
@@ -91,6 +101,12 @@ def build_parser() -> argparse.ArgumentParser:
     _output_options(export, "write to FILE instead of stdout")
     compare = _read_command(commands, "compare", "two or more runs side by side", run=False)
     compare.add_argument("runs", metavar="RUN", nargs="+")
+    presets = commands.add_parser(
+        "presets", help="saved launches; run --save-preset NAME saves one, run --preset NAME launches it"
+    )
+    presets.add_argument("--json", action="store_true", help="JSON on stdout")
+    presets.add_argument("--rm", metavar="NAME", help="delete this one")
+    presets.add_argument("--yes", "-y", action="store_true", help="do not ask")
     remove = commands.add_parser("rm", help="delete recorded runs")
     remove.add_argument("runs", metavar="RUN", nargs="+")
     remove.add_argument("--json", action="store_true", help="JSON on stdout")
@@ -116,29 +132,64 @@ def _output_options(parser: argparse.ArgumentParser, help_text: str) -> None:
     parser.add_argument("--output", "-o", metavar="FILE", help=help_text)
 
 
-def _add_launch_options(parser: argparse.ArgumentParser, *, demo_options: bool, sweep: bool = False) -> None:
+def _add_launch_options(parser: argparse.ArgumentParser) -> None:
+    command = parser.prog.split()[-1]
     for option in OPTIONS:
-        if (option.demo_only and not demo_options) or (sweep and option.field == "strategy"):
+        if (option.demo_only and command == "run") or (option.field == "strategy" and command == "sweep"):
             continue
+        help_text = (option.help + _default_of(option, command)).replace("%", "%%")
         if option.kind is bool:
-            parser.add_argument(option.flag, dest=option.field, action="store_true", default=None, help=option.help)
+            parser.add_argument(option.flag, dest=option.field, action="store_true", default=None, help=help_text)
             continue
-        default = getattr(LaunchSpec(), option.field)
-        shown = f" (default {default})" if default is not None and "default" not in option.help else ""
         parser.add_argument(
             option.flag,
             dest=option.field,
             type=option.kind,
             metavar="|".join(option.choices) if option.choices else option.field.upper(),
-            help=(option.help + shown).replace("%", "%%"),
+            help=help_text,
         )
+    parser.add_argument(
+        "--env",
+        type=_variable,
+        action="append",
+        metavar="NAME=VALUE",
+        help="environment variable of the ranks; may be given several times; recorded with the run",
+    )
+    parser.add_argument(
+        "--preset", metavar="NAME", help="begin with this preset; options and script given here replace its own"
+    )
+    if command != "sweep":
+        parser.add_argument("--save-preset", metavar="NAME", help="save all this as a preset instead of launching it")
     parser.add_argument("--headless", action="store_true", help="no dashboard: progress lines and a summary")
     parser.add_argument("--json", action="store_true", help="headless, with one JSON document on stdout at the end")
 
 
+WITH_VALUE = {"--strategies", "--env", "--preset", "--save-preset"}
+"""Options beside the table's that are followed by a word of theirs."""
+
+
+def _default_of(option: Option, command: str) -> str:
+    if command == "run" and option.field in SHARDING:
+        return f" (default: {OWN})"
+    if option.field == "steps":
+        return {
+            "demo": f" (default: until stopped; {BRIEF_STEPS} when headless)",
+            "run": " (default: until the script ends)",
+            "sweep": f" (default: {BRIEF_STEPS})",
+        }[command]
+    return f" (default: {option.default})" if option.default else ""
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=VALUE")
+    return name, value
+
+
 def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits the words after `run` or `sweep` into ours and the script's: the first that is no option of ours begins it."""
-    with_value = {option.flag for option in OPTIONS if option.kind is not bool} | {"--strategies"}
+    with_value = {option.flag for option in OPTIONS if option.kind is not bool} | WITH_VALUE
     at = 0
     while at < len(words):
         word = words[at]
@@ -162,25 +213,29 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def spec_from(parsed: argparse.Namespace) -> LaunchSpec:
-    """The launch that the options ask for."""
-    given = {
+def spec_from(parsed: argparse.Namespace, preset: LaunchSpec | None = None) -> LaunchSpec:
+    """The launch that the words ask for. What they leave open is the preset's, else the default."""
+    given: dict[str, Any] = {
         option.field: getattr(parsed, option.field)
         for option in OPTIONS
         if getattr(parsed, option.field, None) is not None
     }
+    asked = given.keys() & set(SHARDING)
     script = parsed.script_words
-    if parsed.command == "demo" or (parsed.command == "sweep" and not script):
-        return LaunchSpec(target="demo", **given)
-    module = script[:1] == ["-m"]
-    rest = script[1:] if module else script
-    return LaunchSpec(
-        target="module" if module else "script",
-        script=rest[0] if rest else None,
-        args=tuple(rest[1:]),
-        directory=os.getcwd(),
-        **given,
-    )
+    if script or (parsed.command == "run" and preset is None):
+        module = script[:1] == ["-m"]
+        rest = script[1:] if module else script
+        given |= {
+            "target": "module" if module else "script",
+            "script": rest[0] if rest else None,
+            "args": tuple(rest[1:]),
+            "directory": os.getcwd(),
+        }
+    base = preset or LaunchSpec()
+    if given.get("target", base.target) != "demo":
+        asked |= set(base.asked)
+        given["asked"] = tuple(name for name in SHARDING if name in asked)
+    return msgspec.structs.replace(base, **given, env=base.env | dict(parsed.env or ()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

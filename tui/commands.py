@@ -20,8 +20,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fsdp_tui.telemetry import presets
 from fsdp_tui.telemetry.client import RunClient, open_run
-from fsdp_tui.telemetry.launch import LaunchSpec, StartError, problems, start
+from fsdp_tui.telemetry.launch import (
+    OPTIONS,
+    SHARDING,
+    LaunchSpec,
+    StartError,
+    command_text,
+    problems,
+    run_name,
+    start,
+)
 from fsdp_tui.telemetry.machine import this_machine
 from fsdp_tui.telemetry.messages import ENDED, Capture
 from fsdp_tui.telemetry.report import compare, show
@@ -31,9 +41,8 @@ from fsdp_tui.telemetry.trace import perfetto, plain, summary
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui import tables
-from fsdp_tui.tui.cli import spec_from
+from fsdp_tui.tui.cli import BRIEF_STEPS, spec_from
 
-HEADLESS_STEPS = 50
 SUCCESS = frozenset({"finished", "stopped"})
 REPORT_EVERY_S = 2.0
 """Between progress lines where there is no terminal."""
@@ -66,19 +75,39 @@ def execute(parsed: argparse.Namespace) -> int:
 
 
 def _launch(parsed: argparse.Namespace) -> int:
-    spec = checked(spec_from(parsed))
+    spec = _spec(parsed)
+    if parsed.save_preset is not None:
+        return _save_preset(parsed.save_preset, spec)
+    spec = checked(spec)
     if not (parsed.headless or parsed.json) and sys.stdin.isatty() and sys.stdout.isatty():
         from fsdp_tui.tui.app import run_app
 
         run_id, _ = _start(spec, bound=False)
         return run_app(open_on=run_id, own=run_id)
-    if spec.steps is None:
-        spec = msgspec.structs.replace(spec, steps=HEADLESS_STEPS)
-        if spec.target != "demo":
-            print(f"watch() ends this training after {HEADLESS_STEPS} steps: say --steps N for more", file=sys.stderr)
+    if spec.steps is None and spec.target == "demo":  # a script ends by itself
+        spec = msgspec.structs.replace(spec, steps=BRIEF_STEPS)
     run = train(spec)
     print(json.dumps(show(run)) if parsed.json else tables.summary(run))
     return 0 if run.state in SUCCESS else 1
+
+
+def _spec(parsed: argparse.Namespace) -> LaunchSpec:
+    """The launch that the command line asks for, over the preset that it names.
+
+    Raises:
+        CommandError: it has options that this launch has no use for.
+    """
+    spec = spec_from(parsed, presets.find(parsed.preset).spec if parsed.preset is not None else None)
+    if spec.target == "demo":
+        return spec
+    if parsed.command == "demo":
+        raise CommandError(f"preset {parsed.preset} is of {spec.script}: fsdp-tui run --preset {parsed.preset}", 2)
+    for option in OPTIONS:
+        if option.demo_only and getattr(parsed, option.field, None) is not None:
+            raise CommandError(
+                f"{option.flag} is the demo's, and this launch is of {spec.script}: its own options follow it", 2
+            )
+    return spec
 
 
 def checked(spec: LaunchSpec) -> LaunchSpec:
@@ -111,7 +140,7 @@ def train(spec: LaunchSpec, prefix: str = "") -> RunView:
         line = ProgressLine(prefix)
         answered = 0
         with open_run(run_id) as client:
-            line.say(f"run {run_id} · {spec.strategy} · logs in {client.entry.paths.logs}")
+            line.say(f"run {run_id} · {spec.requested or fmt.OWN + ' strategy'} · logs in {client.entry.paths.logs}")
             while launcher.poll() is None:
                 if client.poll(200):
                     line.show(client.view())
@@ -203,20 +232,37 @@ class _Trial:
 
     strategy: str
     run: RunView | None = None
-    reason: str = ""
+    refused: str = ""
 
     @property
     def worked(self) -> bool:
         return self.run is not None and self.run.state in SUCCESS
 
+    def failure(self) -> dict[str, Any]:
+        """Why it is not in the comparison, and how far it came."""
+        run = self.run
+        return {
+            "strategy": self.strategy,
+            "reason": self.refused or (tables.ending(run) if run else ""),
+            "run": run.launched.run_id if run and run.launched else None,
+            "state": run.state if run else None,
+            "steps": run.steps if run else None,
+        }
+
 
 def _sweep(parsed: argparse.Namespace) -> int:
-    spec = spec_from(parsed)
+    spec = _spec(parsed)
+    if parsed.strategies is None and spec.target != "demo":
+        raise CommandError(
+            "which strategies? say --strategies, for example"
+            f" fsdp-tui sweep --strategies fsdp2:full_shard,fsdp2:shard_grad_op {spec.script}",
+            exit_code=2,
+        )
     try:
         strategies = parse_strategies(parsed.strategies if parsed.strategies is not None else ",".join(SWEEP))
     except StrategyError as error:
         raise CommandError(str(error), exit_code=2) from None
-    base = spec.name or "sweep"
+    base = spec.name or ("sweep" if spec.target == "demo" else run_name(spec))
     trials = []
     machine = this_machine()
     ranks = spec.nproc if spec.nproc is not None else machine.default_ranks
@@ -224,10 +270,11 @@ def _sweep(parsed: argparse.Namespace) -> int:
         one = msgspec.structs.replace(
             spec,
             strategy=strategy.text,
+            asked=tuple(name for name in SHARDING if name == "strategy" or name in spec.asked),
             name=f"{base} {strategy.text}",
             # `single` is the unsharded yardstick: the same global batch in one process.
             nproc=1 if strategy.api == "single" and ranks > 0 else ranks,
-            steps=spec.steps or HEADLESS_STEPS,
+            steps=spec.steps or BRIEF_STEPS,
         )
         trials.append((strategy.text, one, problems(one, machine)))
     sound = [one for _, one, found in trials if not found]
@@ -238,21 +285,22 @@ def _sweep(parsed: argparse.Namespace) -> int:
         for at, (text, one, found) in enumerate(trials, 1):
             prefix = f"[{at}/{len(trials)}] {text}  "
             if found:
-                results.append(_Trial(text, reason=found[0].text))
+                results.append(_Trial(text, refused=found[0].text))
                 print(prefix + found[0].text, file=sys.stderr)
                 continue
             try:
                 run = train(one, prefix)
-            except CommandError as error:
-                results.append(_Trial(text, reason=str(error)))
+            except (CommandError, RunError) as error:
+                results.append(_Trial(text, refused=str(error)))
+                print(prefix + str(error), file=sys.stderr)
                 continue
-            results.append(_Trial(text, run, "" if run.state in SUCCESS else tables.ending(run)))
+            results.append(_Trial(text, run))
             if run.ended is not None and run.state == "stopped" and run.steps < (one.steps or 0):
                 break  # Ctrl-C means the sweep, not this strategy alone
     except KeyboardInterrupt:
         print("sweep stopped", file=sys.stderr)
     worked = [trial.run for trial in results if trial.worked and trial.run is not None]
-    failed = [{"strategy": trial.strategy, "reason": trial.reason} for trial in results if not trial.worked]
+    failed = [trial.failure() for trial in results if not trial.worked]
     if parsed.json:
         print(
             json.dumps({**compare(worked), "failed": failed} if worked else {"runs": [], "rows": [], "failed": failed})
@@ -260,9 +308,61 @@ def _sweep(parsed: argparse.Namespace) -> int:
     else:
         if worked:
             print(tables.comparison(worked))
-        for failure in failed:
-            print(f"✗ {failure['strategy']}: {failure['reason']}")
+        if failed:
+            print(tables.failures(failed))
     return 0 if len(worked) == len(trials) else 1
+
+
+# Presets
+
+
+def _save_preset(name: str, spec: LaunchSpec) -> int:
+    if spec.target != "demo" and not spec.script:
+        raise CommandError("which script? expected fsdp-tui run --save-preset NAME [options] SCRIPT [arguments]", 2)
+    path = presets.save(name, spec)
+    print(f"saved {path}; fsdp-tui run --preset {name} launches it", file=sys.stderr)
+    return 0
+
+
+def _presets(parsed: argparse.Namespace) -> int:
+    if parsed.rm is not None:
+        return _remove_preset(parsed.rm, sure=parsed.yes)
+    found, damaged = presets.listed()
+    for problem in damaged:
+        print(f"fsdp-tui: {problem}", file=sys.stderr)
+    if parsed.json:
+        print(
+            json.dumps(
+                [
+                    {
+                        "name": preset.name,
+                        "path": str(preset.path),
+                        "command": command_text(preset.spec),
+                        "launch": presets.as_table(preset.spec),
+                    }
+                    for preset in found
+                ]
+            )
+        )
+    elif found:
+        rows = [[preset.name, command_text(preset.spec), str(preset.path)] for preset in found]
+        print(tables.table(["name", "launches", "kept in"], rows, left=3))
+    elif not damaged:
+        print("no presets yet: fsdp-tui run --save-preset NAME [options] SCRIPT saves one", file=sys.stderr)
+    return 1 if damaged else 0
+
+
+def _remove_preset(name: str, *, sure: bool) -> int:
+    preset = presets.find(name)
+    if not sure:
+        if not sys.stdin.isatty():
+            raise CommandError(f"would delete {preset.path}: say --yes")
+        print(f"delete {preset.path}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return 1
+    presets.remove(preset)
+    print(f"deleted {preset.path}", file=sys.stderr)
+    return 0
 
 
 # Reading
@@ -288,7 +388,7 @@ def _runs(parsed: argparse.Namespace) -> int:
                 entry.id,
                 entry.name,
                 entry.state,
-                entry.effective or entry.strategy,
+                entry.effective or entry.strategy or (fmt.UNKNOWN if entry.state == "damaged" else fmt.OWN),
                 str(entry.world_size or fmt.UNKNOWN),
                 fmt.count(entry.steps),
                 fmt.number(entry.loss),
@@ -593,6 +693,7 @@ COMMANDS: dict[str | None, Callable[[argparse.Namespace], int]] = {
     "compare": _compare,
     "rm": _rm,
     "prune": _prune,
+    "presets": _presets,
 }
 
 __all__: Sequence[str] = ("CommandError", "execute", "train")

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 UNKNOWN = "–"
+OWN = "the script's own"
+"""For what a launch leaves to the script."""
 MINUS = "−"
 
 Value = int | float | None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
@@ -76,9 +77,14 @@ def summary(run: RunView) -> str:
     """Everything a person asks of one run, as text."""
     name = run.name or "run"
     identity = f"{name}  {run.launched.run_id}" if run.launched else name
-    strategy = run.effective or run.requested
-    if run.requested and run.effective and run.requested != run.effective:
-        strategy = f"{run.effective} (asked for: {run.requested})"
+    strategy = run.effective or run.requested or run.script or (fmt.OWN if run.launched else fmt.UNKNOWN)
+    others = [
+        f"{who}: {asked}"
+        for who, asked in (("asked for", run.requested), ("the script's own", run.script))
+        if asked and run.effective and asked != run.effective
+    ]
+    if others:
+        strategy = f"{strategy} ({', '.join(others)})"
     lines = [
         identity,
         f"{ending(run)}  ·  {strategy}  ·  {_count(run.world_size, 'rank')}  ·  {fmt.count(run.params or None)} parameters",
@@ -219,6 +225,16 @@ def comparison(runs: Sequence[RunView]) -> str:
     return "\n".join(lines)
 
 
+def failures(failed: Sequence[Mapping[str, Any]]) -> str:
+    """A row per run of a sweep that is not in its comparison: why, and whose logs tell more."""
+    width = max(len(one["strategy"]) for one in failed)
+    lines = []
+    for one in failed:
+        logs = f"  (fsdp-tui logs {one['run']})" if one["run"] else ""
+        lines.append(f"✗ {one['strategy']:<{width}}  {one['reason']}{logs}")
+    return "\n".join(lines)
+
+
 def share_lines(runs: Sequence[RunView]) -> list[str]:
     """What part of the unsharded model states each sharded run keeps per rank, against an unsharded run among them."""
 
@@ -242,7 +258,7 @@ def share_lines(runs: Sequence[RunView]) -> list[str]:
 
 def column_name(run: RunView) -> str:
     """A run's strategy; its name too when that says more."""
-    strategy = run.effective or run.requested or "–"
+    strategy = run.effective or run.requested or run.script or fmt.UNKNOWN
     return strategy if run.name in ("", strategy) or run.name.endswith(strategy) else f"{run.name} ({strategy})"
 
 

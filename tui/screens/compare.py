@@ -198,7 +198,7 @@ class CompareScreen(View):
 
 def names(runs: Sequence[RunView]) -> list[str]:
     """The number that each was marked with, and the strategy where all differ, else the name."""
-    strategies = [run.effective or run.requested or fmt.UNKNOWN for run in runs]
+    strategies = [run.effective or run.requested or run.script or fmt.UNKNOWN for run in runs]
     own = [run.name or strategy for run, strategy in zip(runs, strategies, strict=True)]
     chosen = strategies if len(set(strategies)) == len(runs) else own
     return [f"{at} {name}" for at, name in enumerate(chosen, 1)]

@@ -218,10 +218,10 @@ def columns(entries: list[RunEntry], marked: list[str], sizes: dict[str, int], n
 
 
 def strategy(entry: RunEntry) -> str:
-    """Requested, and what PyTorch made of it where that differs."""
+    """Requested, and what PyTorch made of it where that differs; nothing was requested of a script that was left alone."""
     if entry.effective and entry.strategy and entry.effective != entry.strategy:
         return f"{entry.strategy} → {entry.effective}"
-    return entry.effective or entry.strategy or fmt.UNKNOWN
+    return entry.effective or entry.strategy or (fmt.UNKNOWN if entry.state == "damaged" else fmt.OWN)
 
 
 def steps(entry: RunEntry) -> str:

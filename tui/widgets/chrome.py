@@ -41,10 +41,16 @@ def ranks_text(run: RunView) -> str:
 
 
 def strategy_text(run: RunView) -> str:
-    """The strategy, and what PyTorch made of it where that differs."""
-    if run.requested and run.effective and run.requested != run.effective:
-        return f"{run.requested} → {run.effective}"
-    return run.effective or run.requested or fmt.UNKNOWN
+    """The strategy that was asked for, by the launch or else by the script, and what PyTorch made of it where that differs."""
+    asked = run.requested or run.script
+    if asked and run.effective and asked != run.effective:
+        return f"{asked} → {run.effective}"
+    return run.effective or asked or (fmt.OWN if run.launched else fmt.UNKNOWN)
+
+
+def overridden(run: RunView) -> str:
+    """The script's own strategy where the launch asked for another; else ""."""
+    return run.script if run.requested not in ("", run.script) else ""
 
 
 def ago(ns: int) -> str:
@@ -107,10 +113,12 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
     options = run.launched.options if run.launched else {}
     precision = str(options.get("precision") or "")
     changed = "→" in strategy_text(run)
+    own = overridden(run)
     parts = [
         _Part(0, [(f"{mark.glyph} {mark.word}{extra}", Ink(mark.role, bold=True))]),
         _Part(2, [(run.name or "unnamed", STRONG)]),
         _Part(3, [(strategy_text(run), Ink("warn") if changed else LABEL)]),
+        _Part(5, [(f"script: {own}", QUIET)] if own else []),
         _Part(7, [(precision, LABEL)] if precision else []),
         _Part(4, [(ranks_text(run), LABEL)]),
         _Part(1, [(steps, LABEL)]),

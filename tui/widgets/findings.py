@@ -104,12 +104,23 @@ def draw_strip(run: RunView | None, width: int, height: int) -> list[Row]:
     return rows
 
 
+def write_strategies(run: RunView, width: int) -> list[Row]:
+    """What the launch asked for, what the script's own call asked for, and what runs; nothing where all say the same."""
+    said = (("requested", run.requested), ("script's own", run.script), ("effective", run.effective))
+    if len({text for _, text in said if text}) < 2:
+        return []
+    return [crop([(f"{name:<14}", QUIET), (text or fmt.UNKNOWN, STRONG)], width) for name, text in said]
+
+
 def write_verdicts(run: RunView, width: int) -> list[Row]:
-    """All verdicts in full."""
-    rows: list[Row] = []
+    """All verdicts in full, after the strategies where they differ."""
+    rows = write_strategies(run, width)
+    if rows:
+        rows.append(crop([], width))
     for verdict in run.verdicts:
         rows += [*_block(verdict, width, full=True), crop([], width)]
-    rows = rows or paragraph(_nothing(run), width, QUIET)
+    if not run.verdicts:
+        rows += paragraph(_nothing(run), width, QUIET)
     for probe, said in run.probes.items():
         if said != "ok":
             rows += paragraph(f"{probe}: {said}", width, QUIET, first=[("· ", Ink("note", bold=True))])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fsdp_tui.telemetry.messages import CATEGORIES, Ended
-from fsdp_tui.telemetry.report import compare, show
+from fsdp_tui.telemetry.report import compare, equivalence, show
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView
 
@@ -49,6 +49,33 @@ def test_show_has_the_keys_of_the_contract() -> None:
     assert set(rank["memory"]) == {*CATEGORIES, "total"}
     gather = document["units"][0]["all_gather"]
     assert {"per_step", "bytes", "median_ns", "exposed_ns", "late_ns", "forward", "backward"} <= set(gather)
+
+
+def test_three_strategies_of_a_script() -> None:
+    """What the launch asked for, what the script's own call asked for, and what runs; each may be unknown."""
+    state = RunState()
+    state.apply(launched(2, ""))
+    assert show(state.view())["strategy"] == {"requested": None, "script": None, "effective": None, "detail": {}}
+    state.apply(structure(0, effective="fsdp2:full_shard", detail={"script": "fsdp2:shard_grad_op"}))
+    found = show(state.view())["strategy"]
+    assert (found["requested"], found["script"], found["effective"]) == (
+        None,
+        "fsdp2:shard_grad_op",
+        "fsdp2:full_shard",
+    )
+
+
+def test_losses_of_a_script_are_held_to_the_precision_that_runs() -> None:
+    """The launch knows it when it asked for one, else the ranks do."""
+
+    def run(launch: str | None, ranks: str | None = None) -> RunView:
+        state = RunState()
+        state.apply(launched(1, "", precision=launch))
+        state.apply(structure(0, detail={"precision": ranks} if ranks else {}))
+        return state.view()
+
+    assert equivalence([run(None), run(None)])["tolerance"] == 1e-4
+    assert equivalence([run(None, "bf16"), run("fp32")])["tolerance"] == 2e-2
 
 
 def test_times_of_a_collective() -> None:

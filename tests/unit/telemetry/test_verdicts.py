@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from msgspec import structs
 
 from fsdp_tui.telemetry.messages import Ended, Gauge, Outside, Unit
@@ -118,6 +119,13 @@ def test_a_script_that_chooses_its_strategy_is_not_pytorchs_doing() -> None:
         "note",
         "the script chooses its strategy itself",
     )
+
+
+@pytest.mark.parametrize("effective", ["fsdp1:no_shard", "ddp", "fsdp2:full_shard", "single"])
+def test_a_script_that_was_left_alone_got_what_it_asked_for(effective: str) -> None:
+    """Nothing was requested, so nothing was changed."""
+    found = kinds(a_run(requested="", effective=effective, detail={"script": "fsdp2:hybrid_shard"}))
+    assert not {"strategy_changed", "hybrid_not_sharded"} & found.keys()
 
 
 def test_a_run_that_nobody_watched_says_so() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from fsdp_tui.telemetry.launch import LaunchSpec
+from fsdp_tui.telemetry.launch import LaunchSpec, command_line
 from fsdp_tui.tui.cli import main, parse, spec_from, split_script
 
 
@@ -90,3 +93,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert exit_.value.code == 0
     assert capsys.readouterr().out.startswith("fsdp-tui 0.")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LaunchSpec(strategy="ddp", nproc=2, checkpointing=True, steps=5, accumulate=2, no_sync=True, env={"A": "b=c"}),
+        LaunchSpec(target="script", script="train.py", args=("--lr", "1", "--strategy", "x"), asked=("strategy",)),
+        LaunchSpec(target="module", script="pkg.train", prefetch=0, precision="bf16", asked=("precision", "prefetch")),
+        LaunchSpec(target="script", script="train.py", compile=True, asked=("compile",), env={"A": ""}, name="n"),
+    ],
+)
+def test_the_command_line_repeats_the_launch(spec: LaunchSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed to be copied is parsed to the same launch."""
+    monkeypatch.chdir(tmp_path)
+    read = spec_from(parse(command_line(spec)[1:]))
+    assert msgspec.structs.replace(read, directory=None) == spec
