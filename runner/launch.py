@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,29 +24,16 @@ import msgspec
 import zmq
 
 from fsdp_tui.runner.bootstrap import LOGS
-from fsdp_tui.telemetry import wire
-from fsdp_tui.telemetry.launch import OPTIONS, Launch, LaunchSpec, first_line, read_launch
-from fsdp_tui.telemetry.messages import Ack, BadMessage, Command, Ended, Event, Message, decode, encode
-from fsdp_tui.telemetry.rundir import RunError, RunPaths, paths_of, read_run_file
+from fsdp_tui.runner.supervision import Hub, Ladder, code_text, how, log
+from fsdp_tui.telemetry.launch import OPTIONS, Launch, LaunchSpec, read_launch
+from fsdp_tui.telemetry.messages import Ended
+from fsdp_tui.telemetry.rundir import RunError, RunPaths, paths_of
 
-RUNGS = ("agreed", "sigterm", "sigkill")
-AGREED_S = 30.0
-"""How long ranks that have acknowledged a stop may take to their next step boundary."""
-ANSWER_S = 3.0
-"""How long ranks may take to acknowledge a stop."""
-SIGTERM_S = 5.0
-ORPHAN_S = 1.5
-"""Each of the first two rungs, when the process that this launch is bound to is gone: all ranks must be too in five seconds."""
 FAILURE_S = 2.0
 """What the other ranks get between torchrun's SIGTERM and our SIGKILL when one has failed."""
 AGENT_S = 3.0
 """What torchrun gets to end when all its ranks have."""
-HUB_READY_S = 15.0
-RECORDED_S = 10.0
-HUB_TRIES_AT_END = 3
 LOG_TAIL_LINES = 20
-PATIENCE = "FSDP_TUI_STOP_PATIENCE"
-"""Seconds for the agreed stop and after SIGTERM, as "30,5"."""
 
 
 @dataclass(slots=True)
@@ -60,112 +46,6 @@ class Rank:
     """Whether torchrun or we had sent it a signal before it ended."""
 
 
-class Hub:
-    """The hub's process, and the launcher's channel to it."""
-
-    def __init__(self, paths: RunPaths, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self.paths = paths
-        self._context = context
-        self._process: subprocess.Popen[bytes] | None = None
-        self.channel: zmq.Socket[bytes] | None = None
-        self._next_try_s = 0.0
-
-    def start(self) -> str:
-        """Starts a hub and waits until it serves; returns "" or, in one line, why it does not."""
-        ready, said = os.pipe()
-        command = [sys.executable, "-P", "-m", "fsdp_tui.telemetry.hub", self.paths.id]
-        command += ["--launcher", str(os.getpid()), "--ready-fd", str(said)]
-        try:
-            with open(self.paths.launcher_log, "ab") as log:
-                # A session of its own: it must be there to say that the launcher was killed.
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(said,), start_new_session=True
-                )
-            os.close(said)
-            said = -1
-            line = first_line(ready, HUB_READY_S, "the hub")
-        except OSError as error:
-            return f"the hub cannot be started: {error}"
-        finally:
-            os.close(ready)
-            if said >= 0:
-                os.close(said)
-        if line != "ready":
-            self.stop()
-            return line.removeprefix("error: ") or "the hub ended at once"
-        if self.channel is None:
-            try:
-                address = read_run_file(self.paths.run_file).endpoints["ranks"]
-            except (RunError, KeyError) as error:
-                return str(error)
-            self.channel = wire.connect(self._context, zmq.DEALER, address, identity=wire.LAUNCHER, sndhwm=1000)
-        return ""
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def keep_alive(self) -> None:
-        """Starts a new hub when this one was killed; at most one try a second."""
-        if self.alive() or time.monotonic() < self._next_try_s:
-            return
-        trouble = self.start()
-        self._next_try_s = time.monotonic() + 1.0
-        if trouble:
-            _log(f"no hub: {trouble}")
-
-    def send(self, message: Message) -> None:
-        """To the hub, now or when there is one again."""
-        if self.channel is not None:
-            try:
-                self.channel.send(encode(message), zmq.NOBLOCK)
-            except zmq.Again:
-                _log("the hub does not read")
-
-    def receive(self) -> list[list[bytes]]:
-        """What the hub has sent since."""
-        found: list[list[bytes]] = []
-        while self.channel is not None:
-            try:
-                found.append(self.channel.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                break
-        return found
-
-    def finish(self, ended: Ended) -> str:
-        """Has the run's end recorded; returns "" or, in one line, what is missing from the recording."""
-        for _ in range(HUB_TRIES_AT_END):
-            if not self.alive() and (trouble := self.start()):
-                _log(f"no hub: {trouble}")
-                continue
-            self.send(ended)
-            deadline_s = time.monotonic() + RECORDED_S
-            while time.monotonic() < deadline_s:
-                for frames in self.receive():
-                    if frames[0] == wire.RECORDED:
-                        self._wait(3.0)
-                        return frames[1].decode(errors="replace")
-                if not self.alive():
-                    break
-                if self.channel is not None:
-                    self.channel.poll(50)
-        return "the end of the run could not be recorded: no hub answers"
-
-    def _wait(self, timeout_s: float) -> None:
-        if self._process is None:
-            return
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def stop(self) -> None:
-        """Ends the hub without a word to it."""
-        if self._process is not None:
-            self._process.terminate()
-            self._wait(2.0)
-
-
 class Launcher:
     """One run from its start to the word on how it ended."""
 
@@ -175,6 +55,7 @@ class Launcher:
         self._bound_to = bound_to
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.hub = Hub(paths, self._context)
+        self.ladder = Ladder(self.hub, self._signal_ranks, listening=launch.spec.telemetry == "on")
         self.ranks: dict[int, Rank] = {}
         self._deaths: list[int] = []
         """Ranks in the order of their ends."""
@@ -183,17 +64,8 @@ class Launcher:
         self._report_open = True
         self._partial = b""
         self._signals = 0
-        self._rung: int | None = None
-        self._rung_s = 0.0
-        self._acked_ranks: set[int] = set()
         self._failed_before_stop = False
-        self._orphan = False
         self._killing_s: float | None = None
-        told = os.environ.get(PATIENCE, "")
-        try:
-            self._agreed_s, self._sigterm_s = (float(part) for part in told.split(","))
-        except ValueError:
-            self._agreed_s, self._sigterm_s = AGREED_S, SIGTERM_S
 
     def start(self) -> str:
         """Brings up hub and torchrun; returns "" or, in one line, why the run did not start."""
@@ -263,14 +135,15 @@ class Launcher:
             ready = dict(poller.poll(100))
             if self._report in ready and not self._read_report():
                 poller.unregister(self._report)
-            self._read_hub()
+            for frames in self.hub.receive():
+                self.ladder.hear(frames)
             self.hub.keep_alive()
-            if self._bound_to is not None and not self._orphan and os.getppid() != self._bound_to:
-                self._orphan = True
-                self._climb("the process that started this run is gone")
+            if self._bound_to is not None and not self.ladder.hurry and os.getppid() != self._bound_to:
+                self.ladder.hurry = True
+                self.ladder.climb("the process that started this run is gone")
             while taken < self._signals:
                 taken += 1
-                self._climb("the launcher was asked to stop")
+                self.ladder.climb("the launcher was asked to stop")
             self._climb_in_time()
             self._end_after_failure()
         self._end_agent()
@@ -299,70 +172,15 @@ class Launcher:
                 continue
             rank = self.ranks[said["rank"]]
             rank.code = said["code"]
-            rank.asked = said["asked"] or self._rung_reached("sigterm")
+            rank.asked = said["asked"] or self.ladder.reached("sigterm")
             self._deaths.append(said["rank"])
-            if rank.code != 0 and not rank.asked and self._rung is None:
+            if rank.code != 0 and not rank.asked and self.ladder.rung is None:
                 self._failed_before_stop = True
         return True
 
-    def _read_hub(self) -> None:
-        for frames in self.hub.receive():
-            if frames[0] != wire.COMMAND or len(frames) != 2:
-                continue
-            try:
-                message = decode(frames[1])
-            except BadMessage:
-                continue
-            if isinstance(message, Ack):
-                self._acked_ranks.add(message.rank)
-            elif isinstance(message, Command) and message.kind == "stop":
-                self.hub.send(Ack(rank=0, id=message.id))
-                if self._rung is None:
-                    # The ranks have it from the hub.
-                    self._enter("agreed", "a viewer asked to stop")
-
-    # The ladder
-
-    def _rung_reached(self, rung: str) -> bool:
-        return self._rung is not None and self._rung >= RUNGS.index(rung)
-
-    def _enter(self, rung: str, why: str) -> None:
-        self._rung = RUNGS.index(rung)
-        self._rung_s = time.monotonic()
-        if rung == "agreed":
-            return
-        self._signal_ranks(signal.SIGTERM if rung == "sigterm" else signal.SIGKILL)
-        text = f"{rung.upper()} to all ranks: {why}"
-        self.hub.send(Event(at_ns=time.time_ns(), kind=f"stop_{rung}", severity="warn", text=text))
-
-    def _climb(self, why: str) -> None:
-        """The next rung of the ladder."""
-        if self._rung is None:
-            if self.launch.spec.telemetry == "on":
-                self.hub.send(Command(id=uuid.uuid4().hex, kind="stop"))
-                self._enter("agreed", why)
-            else:  # nobody in the ranks listens
-                self._enter("sigterm", why)
-        elif self._rung + 1 < len(RUNGS):
-            self._enter(RUNGS[self._rung + 1], why)
-
     def _climb_in_time(self) -> None:
-        if self._rung is None or self._over():
-            return
-        waited_s = time.monotonic() - self._rung_s
-        if RUNGS[self._rung] == "agreed":
-            alive = {rank for rank, process in self.ranks.items() if process.code is None}
-            answered = bool(alive) and alive <= self._acked_ranks
-            if waited_s > (ORPHAN_S if self._orphan else min(ANSWER_S, self._agreed_s)) and not answered:
-                self._climb(f"no answer to the stop for {waited_s:.0f} s")
-            elif waited_s > (ORPHAN_S if self._orphan else self._agreed_s):
-                self._climb(f"no step boundary for {waited_s:.0f} s")
-        elif RUNGS[self._rung] == "sigterm" and waited_s > (ORPHAN_S if self._orphan else self._sigterm_s):
-            self._climb(f"still there {waited_s:.0f} s after SIGTERM")
-        elif RUNGS[self._rung] == "sigkill" and waited_s > 1.0:
-            # A rank may have come up meanwhile, and an agent without ranks must go too.
-            self._rung_s = time.monotonic()
-            self._signal_ranks(signal.SIGKILL)
+        if not self._over():
+            self.ladder.climb_in_time({rank for rank, process in self.ranks.items() if process.code is None})
 
     def _signal_ranks(self, number: signal.Signals) -> None:
         """To the process groups of all ranks; torchrun gives each its own. To torchrun itself while it has no ranks."""
@@ -407,18 +225,18 @@ class Launcher:
                 state="failed",
                 ended_ns=now_ns,
                 exit_codes=codes,
-                stop_rung=RUNGS[self._rung] if self._rung is not None else None,
+                stop_rung=self.ladder.rung,
                 failed_rank=failed,
-                reason=_how(failed, code, tail),
+                reason=how(failed, code, _last_words(tail) if code > 0 else ""),
                 log_tail=tail,
             )
-        if self._rung is not None:
-            return Ended(state="stopped", ended_ns=now_ns, exit_codes=codes, stop_rung=RUNGS[self._rung])
+        if self.ladder.rung is not None:
+            return Ended(state="stopped", ended_ns=now_ns, exit_codes=codes, stop_rung=self.ladder.rung)
         if len(codes) < self.launch.nproc:
             tail = _tail(self.paths.launcher_log)
             code = self._agent.returncode if self._agent is not None else 0
             what = "before its ranks did" if self.ranks else "before it started a rank"
-            reason = f"torchrun ended {what} ({_code(code)}): {tail[-1] if tail else 'it said nothing'}"
+            reason = f"torchrun ended {what} ({code_text(code)}): {tail[-1] if tail else 'it said nothing'}"
             return Ended(state="failed", ended_ns=now_ns, exit_codes=codes, reason=reason, log_tail=tail)
         return Ended(state="finished", ended_ns=now_ns, exit_codes=codes)
 
@@ -451,11 +269,6 @@ def target(spec: LaunchSpec) -> list[str]:
     return [*words, *spec.args]
 
 
-def _how(rank: int, code: int, tail: list[str]) -> str:
-    said = _last_words(tail) if code > 0 else ""
-    return f"rank {rank} {_code(code)}" + (f": {said[:300]}" if said else "")
-
-
 def _last_words(tail: list[str]) -> str:
     """Why a process ended, if its log tells: the last line of a traceback, or of an error in one line on its own.
 
@@ -468,15 +281,6 @@ def _last_words(tail: list[str]) -> str:
         ):
             return lines[at].strip()
     return lines[-1].strip() if len(lines) == 1 else ""
-
-
-def _code(code: int) -> str:
-    if code >= 0:
-        return f"exited with {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 def _tail(path: Path) -> list[str]:
@@ -494,10 +298,6 @@ def _tail(path: Path) -> list[str]:
 def _kill_group(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-
-
-def _log(text: str) -> None:
-    print(f"fsdp-tui launcher: {text}", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -520,17 +320,17 @@ def main(argv: list[str] | None = None) -> int:
         launcher = Launcher(read_launch(paths), paths, options.bound)
     except RunError as error:
         say(f"error: {error}")
-        _log(str(error))
+        log(str(error))
         return 1
     if trouble := launcher.start():
         say(f"error: {trouble}")
-        _log(trouble)
+        log(trouble)
         launcher.hub.stop()
         return 1
     say("ready")
     ended = launcher.supervise()
     if trouble := launcher.hub.finish(ended):
-        _log(trouble)
+        log(trouble)
     launcher.close()
     return 1 if ended.state == "failed" else 0
 

@@ -102,9 +102,11 @@ class _Pending:
 class Hub:
     """One run's hub. `serve` returns when the run has ended and its recording is complete."""
 
-    def __init__(self, paths: RunPaths, launcher: ProcessId | None) -> None:
+    def __init__(self, paths: RunPaths, launcher: ProcessId | None, *, ranks_stay: bool = False) -> None:
         self.paths = paths
         self.launcher = launcher
+        self.ranks_stay = ranks_stay
+        """Whether ranks live on without the launcher, which is only their keeper then."""
         self.state = RunState()
         self.epoch = secrets.token_bytes(8)
         self.seq = 0
@@ -470,6 +472,11 @@ class Hub:
                 self._send(self._ranks, [identity, wire.GOODBYE, b""])
             self._hand_over(identity)
             return
+        if identity == wire.LAUNCHER and len(rest) == 2 and rest[0] == wire.ROSTER:
+            ranks = self.state.ranks.values()
+            roster = [encode(said) for one in ranks for said in (one.hello, one.goodbye) if said is not None]
+            self._send(self._ranks, [identity, *rest, msgspec.msgpack.encode(roster)])
+            return
         try:
             message = decode(rest[0]) if len(rest) == 1 else None
         except BadMessage:
@@ -604,14 +611,21 @@ class Hub:
             return
         if self._orphaned_s is None:
             self._orphaned_s = now_s
-        if now_s - self._orphaned_s < ORPHANED_S and any(ProcessId(h.pid, h.pid_started).alive() for h in hellos):
+        alive = any(ProcessId(h.pid, h.pid_started).alive() for h in hellos)
+        if now_s - self._orphaned_s < ORPHANED_S and (alive or self.ranks_stay):
+            return
+        if self.ranks_stay and hellos:
+            if not alive:
+                self._end(self._ended_alone())
             return
         self._end(
             Ended(
                 state="lost",
                 ended_ns=time.time_ns(),
                 exit_codes={},
-                reason="its launcher was killed, and its ranks with it",
+                reason="its keeper was killed before a rank was heard of"
+                if self.ranks_stay
+                else "its launcher was killed, and its ranks with it",
             )
         )
 
@@ -685,6 +699,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="fsdp_tui.telemetry.hub")
     parser.add_argument("run_id")
     parser.add_argument("--launcher", type=int, help="pid of the launcher")
+    parser.add_argument("--ranks-stay", action="store_true", help="ranks live on without the launcher")
     parser.add_argument("--ready-fd", type=int)
     options = parser.parse_args(argv)
 
@@ -698,7 +713,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.launcher:
         # One that is dead already must not look like a run that never had one.
         launcher = ProcessId.of(options.launcher) or ProcessId(options.launcher, 0.0)
-    hub = Hub(paths_of(options.run_id), launcher)
+    hub = Hub(paths_of(options.run_id), launcher, ranks_stay=options.ranks_stay)
     try:
         hub.open()
     except (RunError, zmq.ZMQError, OSError) as error:

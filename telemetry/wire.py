@@ -1,9 +1,9 @@
 """How the parts of a run talk: frames, limits and socket options that both ends must agree on.
 
     up       ranks PUSH -> hub PULL           one encoded message
-    ranks    ranks, launcher DEALER <-> ROUTER    to the hub: [PING] or [encoded Ack, Command, Ended];
+    ranks    ranks, launcher DEALER <-> ROUTER    to the hub: [PING], [encoded Ack, Command, Ended] or [ROSTER, number];
                                               from it: [EPOCH, epoch], [COMMAND, encoded], [GOODBYE, b""] (it has the
-                                              rank's), [RECORDED, trouble]
+                                              rank's), [RECORDED, trouble], [ROSTER, number, array of encoded Hello, Goodbye]
     pub      hub XPUB -> viewers SUB          [header, array of encoded messages], every 50 ms that has news
     view     viewers DEALER <-> ROUTER        [SNAPSHOT] -> [SNAPSHOT, header, RunState.dump()]
     control  viewers DEALER <-> ROUTER        [COMMAND, encoded Command] -> [COMMAND, encoded Reply]
@@ -26,6 +26,7 @@ COMMAND = b"command"
 RECORDED = b"recorded"
 SNAPSHOT = b"snapshot"
 GOODBYE = b"goodbye"
+ROSTER = b"roster"
 
 LAUNCHER = b"launcher"
 """Identity of the launcher's DEALER; a rank's is `rank_identity`."""

@@ -214,8 +214,8 @@ def test_ranks_that_take_long_to_end_have_still_agreed(places: Path) -> None:
     """Nobody is left to be signalled: the rung stays the one that was needed."""
     paths = create_run(1)
     launcher = Launcher(LaunchFile(run_id=paths.id, name="a", created_ns=1, nproc=1, spec=LaunchSpec()), paths, None)
-    launcher._enter("agreed", "a viewer asked to stop")
-    launcher._rung_s -= 1_000
+    launcher.ladder.climb("a viewer asked to stop")
+    launcher.ladder.since_s -= 1_000
     launcher.ranks[0] = Rank(pid=1, code=0)
     launcher._climb_in_time()
     ended = launcher._verdict()
