@@ -8,13 +8,11 @@ and not a file, says whether a run is live.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,16 +23,17 @@ import msgspec
 import psutil
 
 from fsdp_tui.telemetry.messages import ENDED, PROTOCOL
+from fsdp_tui.telemetry.places import RunError as RunError
+from fsdp_tui.telemetry.places import home as home
+from fsdp_tui.telemetry.places import make_runtime as make_runtime
+from fsdp_tui.telemetry.places import runtime as runtime
+from fsdp_tui.telemetry.places import said
 
 SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path (sockaddr_un, without its terminating zero)."""
 SOCKETS = ("up", "ranks", "pub", "view", "control")
 VIEWER_SOCKETS = ("pub", "view")
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{4}")
-
-
-class RunError(Exception):
-    """Something about a run directory that a person must hear; the message is one line."""
 
 
 class HomeError(RunError):
@@ -181,55 +180,7 @@ class RunPaths:
         return self.alive / "lock"
 
 
-# The two places
-
-
-def home() -> Path:
-    """Where runs are kept: FSDP_TUI_HOME, else `fsdp-tui` in the XDG data directory."""
-    told = os.environ.get("FSDP_TUI_HOME")
-    if told:
-        return Path(told).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "fsdp-tui"
-
-
-def runtime() -> Path:
-    """Where live runs are: FSDP_TUI_RUNTIME_DIR, else in XDG_RUNTIME_DIR, else a private folder under the temporary one."""
-    told = os.environ.get("FSDP_TUI_RUNTIME_DIR")
-    if told:
-        return Path(told).expanduser().absolute()
-    session = os.environ.get("XDG_RUNTIME_DIR")
-    if session:
-        return Path(session) / "fsdp-tui"
-    return Path(tempfile.gettempdir()) / f"fsdp-tui-{os.getuid()}"
-
-
-def make_runtime() -> Path:
-    """Creates `runtime()`, or refuses one that others could tamper with.
-
-    The sockets have no passwords: the folder's permissions are what keeps other users out.
-
-    Raises:
-        RunError: it is a link, or not ours, or others may enter (a folder named by FSDP_TUI_RUNTIME_DIR: may write).
-    """
-    path = runtime()
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-    except OSError as error:
-        raise RunError(
-            f"cannot create {path}: {_said(error)}; set FSDP_TUI_RUNTIME_DIR to a folder of your own"
-        ) from None
-    forbidden = 0o022 if os.environ.get("FSDP_TUI_RUNTIME_DIR") else 0o077
-    if not stat.S_ISDIR(found.st_mode):
-        wrong = "is a link"
-    elif found.st_uid != os.getuid():
-        wrong = f"belongs to user {found.st_uid}"
-    elif found.st_mode & forbidden:
-        wrong = f"has mode {stat.S_IMODE(found.st_mode):04o}"
-    else:
-        return path
-    raise RunError(f"{path} {wrong}: expected a folder of your own with mode 0700; fix it or set FSDP_TUI_RUNTIME_DIR")
+# A run's two places
 
 
 def paths_of(run_id: str) -> RunPaths:
@@ -264,12 +215,7 @@ def create_run(now_ns: int) -> RunPaths:
 
 def home_error(path: Path, error: OSError) -> HomeError:
     """The one line for a home that cannot be written."""
-    return HomeError(f"cannot write {path}: {_said(error)}; make room or set FSDP_TUI_HOME to another folder")
-
-
-def _said(error: OSError) -> str:
-    said = {errno.ENOSPC: "the disk is full", errno.EROFS: "the file system is read-only"}
-    return said.get(error.errno or 0) or (error.strerror or str(error)).lower()
+    return HomeError(f"cannot write {path}: {said(error)}; make room or set FSDP_TUI_HOME to another folder")
 
 
 def write_file(path: Path, body: bytes, *, mode: int = 0o644) -> None:
@@ -323,7 +269,7 @@ def read_run_file(path: Path) -> RunFile:
     try:
         found = msgspec.json.decode(path.read_bytes(), type=RunFile)
     except OSError as error:
-        raise RunError(f"{path}: {_said(error)}") from None
+        raise RunError(f"{path}: {said(error)}") from None
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RunError(f"{path} is damaged: {_one_line(error)}") from None
     if found.proto != PROTOCOL:
@@ -512,7 +458,7 @@ def _time_of(run_id: str) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    text = _said(error) if isinstance(error, OSError) else str(error)
+    text = said(error) if isinstance(error, OSError) else str(error)
     return " ".join(text.split())
 
 
@@ -578,7 +524,7 @@ def remove(entry: RunEntry) -> None:
         if entry.paths.kept.exists():
             shutil.rmtree(entry.paths.kept)
     except OSError as error:
-        raise HomeError(f"cannot delete {entry.paths.kept}: {_said(error)}") from None
+        raise HomeError(f"cannot delete {entry.paths.kept}: {said(error)}") from None
 
 
 def prune(*, keep: int, now_ns: int, older_than_ns: int = 0) -> list[RunEntry]:

@@ -232,7 +232,7 @@ def test_the_fallback_runtime_folder_is_private_or_refused(places: Path, monkeyp
     folder.unlink()
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    monkeypatch.setattr(rundir, "runtime", lambda: folder)
+    monkeypatch.setattr("fsdp_tui.telemetry.places.runtime", lambda: folder)
     with pytest.raises(RunError, match="belongs to user"):
         make_runtime()
 
