@@ -18,13 +18,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fsdp_tui.runner.session import Run, unwatched, watch
+    from fsdp_tui.runner.session import Run, log, unwatched, watch
     from fsdp_tui.runner.sharding import ShardingError, no_sync, shard
 
-__all__ = ["Run", "ShardingError", "no_sync", "shard", "unwatched", "watch"]
+__all__ = ["Run", "ShardingError", "log", "no_sync", "shard", "unwatched", "watch"]
 
 _HOMES = {
     "Run": "session",
+    "log": "session",
     "unwatched": "session",
     "watch": "session",
     "ShardingError": "sharding",

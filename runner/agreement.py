@@ -38,13 +38,19 @@ class Agreement:
     """The ranks' common decision. Make it on every rank at the same point: it creates a process group."""
 
     def __init__(
-        self, requested: Requests, sleep: Callable[[float], None] = time.sleep, *, listening: bool = True
+        self,
+        requested: Requests,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        listening: bool = True,
+        together: bool = True,
     ) -> None:
-        """`listening`: whether this rank can be asked for anything."""
+        """`listening`: whether this rank can be asked for anything; `together`: whether the ranks train in step. Ranks that
+        do not are asked and answer each for itself."""
         self._requested = requested
         self._listening = listening
         self._sleep = sleep
-        self._alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+        self._alone = not (together and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
         # The function itself: the wrapper that times collectives must not count this one.
         self._all_reduce = dist.all_reduce if not self._alone else None
         self._group = None if self._alone else dist.new_group(backend="gloo")

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import ModuleType, TracebackType
+
+from fsdp_tui.runner import foreign
 
 PARENT = "FSDP_TUI_PARENT"
 """Pid of the process that must be our parent; set by `runner.agent`."""
@@ -104,9 +107,32 @@ def main() -> None:
     if not arguments:
         print("usage: python -m fsdp_tui.runner SCRIPT [args] | -m MODULE [args]", file=sys.stderr)
         sys.exit(2)
+    foreign.ensure_run(arguments, as_module=as_module)
+    from fsdp_tui.runner import attach
+
+    attached = attach.begin(run_file)
     sys.argv[:] = arguments
+    error: BaseException | None = None
     try:
         _run_module(arguments[0]) if as_module else _run_script(arguments[0])
-    except BaseException:
+    except BaseException as raised:
+        error = raised
         _hide_our_frames()
         raise
+    finally:
+        if attached is not None:
+            attached.close(None if isinstance(error, SystemExit) else error, _exit_code(error))
+        foreign.leave(_exit_code(error), error)
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """What Python exits with after this; a signal's own death has no code here."""
+    if not isinstance(error, SystemExit):
+        return 0 if error is None else 1
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
+
+
+def run_file() -> Path | None:
+    """The run that this rank belongs to, if any."""
+    named = os.environ.get("FSDP_TUI_RUN")
+    return Path(named) if named else None

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from fsdp_tui.runner import torch_autograd
 from fsdp_tui.runner.interpose import OK, Interposer
 from fsdp_tui.runner.ledger import Ledger
-from fsdp_tui.runner.phases import BACKWARD, OPTIMIZER, Phases
+from fsdp_tui.runner.phases import BACKWARD, OPTIMIZER, REST, Phases
 from fsdp_tui.runner.storages import local_tensor
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture, Command, Part
 
@@ -488,7 +488,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             events=len(rows),
             peak=_memory(levels),
             peak_at_ns=0 if peak_row is None else max(0, int(peak_row[0]) - begin),
-            peak_phase=PHASES[-1] if peak_row is None else PHASES[int(peak_row[5])],
+            peak_phase=REST if peak_row is None else PHASES[int(peak_row[5])],
             peak_module="" if peak_row is None else list(self._modules)[int(peak_row[4])],
             peak_parts=self._parts(base_rows, rows, top),
             saved_bytes=saved,

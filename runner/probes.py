@@ -17,11 +17,13 @@ from fsdp_tui.runner.capture import Tracker
 from fsdp_tui.runner.collectives import Collectives
 from fsdp_tui.runner.interpose import OK, not_available
 from fsdp_tui.runner.ledger import Ledger
-from fsdp_tui.runner.phases import BACKWARD, FORWARD, OPTIMIZER, Phases
+from fsdp_tui.runner.phases import BACKWARD, CHECKPOINT, FORWARD, OPTIMIZER, Phases
 
 NODES_NEAR_LOSS = 6
 """Autograd nodes after the loss at which memory is looked at: no unit's event happens there, and the first gradients of
 a language model (of its logits) are often the highest moment of the step."""
+COMM_PHASE = {FORWARD: comm.FORWARD, BACKWARD: comm.BACKWARD}
+"""Phases whose collectives are told apart from others."""
 
 
 class Probes:
@@ -38,6 +40,7 @@ class Probes:
         self.overhead_ns = 0
         self.tokens = 0
         self.tokens_known = False
+        self.samples = 0
         self.after_forward: Callable[[], None] | None = None
         """Called once, after the first."""
         self.after_backward: Callable[[], None] | None = None
@@ -48,6 +51,10 @@ class Probes:
     def _looking(self) -> Ledger | None:
         """The ledger, in a step that it looks at."""
         return self.ledger if self.ledger is not None and self.ledger.looking else None
+
+    @property
+    def in_backward(self) -> bool:
+        return self._backward_depth > 0
 
     # The guard
 
@@ -148,28 +155,32 @@ class Probes:
 
     # Phases
 
-    def _enter(self, phase: str, comm_phase: int) -> None:
+    def _enter(self, phase: str) -> None:
         self.phases.enter(phase)
         if self.collectives is not None:
-            self.collectives.phase = comm_phase
+            self.collectives.phase = COMM_PHASE.get(phase, comm.OTHER)
         if self.ledger is not None:
             self.ledger.phase = phase
 
     def _leave(self, phase: str) -> None:
         self.phases.leave(phase)
+        around = self.phases.current
         if self.collectives is not None:
-            self.collectives.phase = comm.OTHER
+            self.collectives.phase = COMM_PHASE.get(around, comm.OTHER)
         if self.ledger is not None:
-            self.ledger.phase = self.phases.current
+            self.ledger.phase = around
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         def work() -> None:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            if tensors and tensors[0].dim():
+                self.samples += tensors[0].shape[0]
+            for value in tensors:
+                if not value.is_floating_point() and not value.is_complex():
                     self.tokens += value.numel()
                     self.tokens_known = True
                     break
-            self._enter(FORWARD, comm.FORWARD)
+            self._enter(FORWARD)
 
         self._guarded("phases", work)
         self._captured_boundary()
@@ -189,7 +200,7 @@ class Probes:
         if self._backward_depth > 1:  # reentrant checkpointing: of what it has just recomputed
             self._touch()
             return
-        self._guarded("phases", lambda: self._enter(BACKWARD, comm.BACKWARD))
+        self._guarded("phases", lambda: self._enter(BACKWARD))
         if (capture := self.capture) is not None:
             self._guarded("capture", capture.backward_begins)
         if (ledger := self._looking) is not None:
@@ -233,13 +244,21 @@ class Probes:
     def optimizer_begins(self) -> None:
         self._captured_boundary()
         self._refresh()
-        self._guarded("phases", lambda: self._enter(OPTIMIZER, comm.OTHER))
+        self._guarded("phases", lambda: self._enter(OPTIMIZER))
 
     def optimizer_ends(self) -> None:
         self._captured_boundary(claim=True)
         self._guarded("phases", lambda: self._leave(OPTIMIZER))
         if (ledger := self.ledger) is not None:
             self._guarded("memory", ledger.optimizer_returned)
+
+    def checkpoint_begins(self) -> None:
+        """Parameters or optimizer states are saved or loaded: what is communicated and allocated meanwhile is no training's."""
+        self._guarded("phases", lambda: self.phases.watch(CHECKPOINT))
+        self._guarded("phases", lambda: self._enter(CHECKPOINT))
+
+    def checkpoint_ends(self) -> None:
+        self._guarded("phases", lambda: self._leave(CHECKPOINT))
 
     def _refresh(self) -> None:
         if (ledger := self._looking) is not None:

@@ -26,7 +26,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fsdp_tui.runner import devices, structure, torch_checkpoint, torch_ddp, torch_dist, torch_fsdp1, torch_fsdp2
+from fsdp_tui.runner import (
+    attach,
+    devices,
+    structure,
+    torch_checkpoint,
+    torch_ddp,
+    torch_dist,
+    torch_fsdp1,
+    torch_fsdp2,
+)
 from fsdp_tui.runner.agreement import Agreement, Requests
 from fsdp_tui.runner.allocators import allocator_for
 from fsdp_tui.runner.capture import Tracker, failed
@@ -51,6 +60,25 @@ from fsdp_tui.telemetry.messages import (
 )
 
 T = TypeVar("T")
+
+
+class Found(Protocol):
+    """What is known of a training that was found from outside (`runner.attach`)."""
+
+    together: bool
+    """Whether all ranks train the same model, in step: then they can agree on something."""
+
+    def goes_on(self) -> None:
+        """A forward of the model is about to begin."""
+
+    @property
+    def detail(self) -> dict[str, str | int | float | bool | None]:
+        """For the record, beside what the structure tells."""
+
+    @property
+    def checks(self) -> dict[str, str]:
+        """Of probes that are its own."""
+
 
 EXPOSED_CHECKS = {"fsdp1": torch_fsdp1.check_waits, "fsdp2": torch_fsdp2.check_waits}
 BUCKETS_SETTLE = 3
@@ -135,30 +163,39 @@ class _Pending(NamedTuple):
     step: Step
     times: StepTimes
     calls: StepCalls | None
-    loss: _Loss | None
+    loss: Loss
+    metrics: dict[str, Loss]
 
 
-class _Loss:
-    """A loss on its way to the host: copied without a synchronisation, read once the copy is done."""
+class Loss:
+    """A step's loss on its way to the host, a sum of parts: copied without a synchronisation, read once the copies are done."""
 
-    def __init__(self, value: Tensor | float, clock: Clock) -> None:
-        self._value: Tensor | float = value
-        self._clock, self._mark = clock, None
-        if isinstance(value, Tensor):
-            value = value.detach()
-            if value.is_cuda:
-                host = torch.empty((), dtype=value.dtype, pin_memory=True)
-                host.copy_(value.reshape(()), non_blocking=True)
-                self._value, self._mark = host, clock.mark()
-            else:
-                self._value = float(value)
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._parts: list[tuple[Tensor | float, Any]] = []
+
+    def add(self, value: Tensor | float) -> None:
+        if not isinstance(value, Tensor):
+            self._parts.append((value, None))
+            return
+        value = value.detach()
+        if not value.is_cuda:
+            self._parts.append((float(value), None))
+            return
+        host = torch.empty((), dtype=value.dtype, pin_memory=True)
+        host.copy_(value.reshape(()), non_blocking=True)
+        self._parts.append((host, self._clock.mark()))
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
     def ready(self) -> bool:
-        return self._mark is None or self._clock.ready(self._mark)
+        return all(mark is None or self._clock.ready(mark) for _, mark in self._parts)
 
-    def read(self) -> float:
-        self._clock.release([self._mark])
-        return float(self._value)
+    def read(self) -> float | None:
+        """None if there is no part."""
+        self._clock.release([mark for _, mark in self._parts])
+        return sum(float(value) for value, _ in self._parts) if self._parts else None
 
 
 _current: WatchedRun | None = None
@@ -176,37 +213,60 @@ class WatchedRun(Run):
         optimizers: Sequence[Optimizer],
         connect: Callable[[Hello], Sender],
         max_steps: int | None,
+        *,
+        roots: Sequence[nn.Module] = (),
+        found: Found | None = None,
     ) -> None:
+        """`roots` are the modules whose forward is the model's, if that is not the model itself. `found` says what is known of
+        a training that was found from outside, which tells of its optimizers and backwards itself."""
         super().__init__(max_steps)
-        self._model = model
-        self._optimizers = optimizers
+        self._found = found
         self._device = structure.current_device(model)
         self._rank = dist.get_rank() if _distributed() else int(os.environ.get("RANK", "0"))
         self._incarnation = time.time_ns()
         self._seq = 0
         self._pending: deque[_Pending] = deque()
         self._structure: Structure | None = None
-        self._structure_key: Any = None
-        self._buckets: list[int] = []
         self._hooks: list[Any] = []
         self._interposer = Interposer()
         # Every rank creates the agreement's group here, before anything that could fail on one rank alone.
         self._sender = self._connected(connect)
-        self._agreement = Agreement(self._sender.requested, listening=not isinstance(self._sender, _Nobody))
+        self._agreement = Agreement(
+            self._sender.requested,
+            listening=not isinstance(self._sender, _Nobody),
+            together=found is None or found.together,
+        )
         self._capturing: tuple[Tracker, Command] | None = None
         self._was_captured = False
         self._leaving: list[Tracker] = []
         """Captures that are over, under a mode of somebody else's that is not."""
-        self._clock = clock_for(self._device)
-        self._wrapped = self._inspected()
-        self._checks: dict[str, str] = {}
-        self.probes = self._make_probes()
+        self.clock = clock_for(self._device)
         self._readings = devices.Devices(self._device)
         self._looks = Looks(max_steps)
         self._began = time.perf_counter_ns()
         self._peak: tuple[list[int | None], str, int] = (list(NOT_KNOWN), "", -1)
         self._peak_units: int | None = None
         self._looked_step = 0
+        self.exit_code: int | None = None
+        """What the process is about to exit with, for the goodbye."""
+        self._logged: dict[str, Loss] = {}
+        self._take(model, optimizers, roots)
+
+    def _take(self, model: nn.Module, optimizers: Sequence[Optimizer], roots: Sequence[nn.Module]) -> None:
+        """From now on this is what is trained."""
+        self._model = model
+        self._roots = roots or [model]
+        self._optimizers = optimizers
+        self._structure_key: Any = None
+        self._buckets: list[int] = []
+        self._wrapped = self._inspected()
+        self._checks: dict[str, str] = {}
+        self.probes = self._make_probes()
+
+    @property
+    def trained_by(self) -> Sequence[Optimizer]:
+        """The optimizers that train what is watched."""
+        return self._optimizers
 
     # Making
 
@@ -268,8 +328,8 @@ class WatchedRun(Run):
             fixed=self._bucket_memory,
             blind=wrapped.blind,
         )
-        collectives = Collectives(self._clock, {id(unit.owner): at for at, unit in enumerate(wrapped.units)}, cpu)
-        return Probes(Phases(self._clock, frozenset({FORWARD, BACKWARD, OPTIMIZER})), collectives, ledger)
+        collectives = Collectives(self.clock, {id(unit.owner): at for at, unit in enumerate(wrapped.units)}, cpu)
+        return Probes(Phases(self.clock, frozenset({FORWARD, BACKWARD, OPTIMIZER})), collectives, ledger)
 
     def _bucket_memory(self) -> int:
         ddp = self._wrapped.ddp
@@ -282,13 +342,31 @@ class WatchedRun(Run):
         if _current is not None:
             raise RuntimeError("watch: another training loop of this process is being watched")
         _current = self
+        self._begin()
+        return self
+
+    def _begin(self) -> None:
         self.probes.after_forward = self._send_structure
         self._sender.read_gauges = self._gauges
         if isinstance(self._sender, _Nobody):
             self.probes.on = False
         else:
             self._install()
-        return self
+
+    def rewatch(self, model: nn.Module, optimizers: Sequence[Optimizer], roots: Sequence[nn.Module] = ()) -> None:
+        """The same run goes on with another model: it was replaced, or more of it has appeared."""
+        self._remove()
+        self._take(model, optimizers, roots)
+        self._begin()
+        self.restart_step()
+
+    def let_go(self) -> None:
+        """Holds on to nothing of the model any more: the script is done with it, and may need its memory."""
+        self._remove()
+        self._model, self._roots, self._optimizers = nn.Module(), [], ()
+        self._wrapped = structure.Wrapped("none", "none")
+        self.probes.ledger = self.probes.collectives = None
+        self.probes.after_forward = self.probes.after_backward = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -304,7 +382,14 @@ class WatchedRun(Run):
         reason = "error" if error is not None else "stopped" if self._agreement.stopped else "finished"
         self._sender.read_gauges = None
         self._sender.close(
-            Goodbye(rank=self._rank, incarnation=self._incarnation, reason=reason, steps=self.steps, error=last[:2000])
+            Goodbye(
+                rank=self._rank,
+                incarnation=self._incarnation,
+                reason=reason,
+                steps=self.steps,
+                error=last[:2000],
+                exit_code=self.exit_code,
+            )
         )
 
     def _install(self) -> None:
@@ -319,7 +404,11 @@ class WatchedRun(Run):
             self._wrapped.install(interposer, probes)
         torch_checkpoint.install(interposer, probes)
 
+        found = self._found
+
         def forward_begins(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if found is not None:
+                found.goes_on()
             if probes.on and self._trains():
                 probes.forward_begins(args, kwargs)
 
@@ -327,10 +416,13 @@ class WatchedRun(Run):
             if probes.on and probes.phases.current == FORWARD:
                 probes.forward_ends()
 
-        self._hooks += [
-            self._model.register_forward_pre_hook(forward_begins, prepend=True, with_kwargs=True),
-            self._model.register_forward_hook(forward_ends),
-        ]
+        for root in self._roots:
+            self._hooks += [
+                root.register_forward_pre_hook(forward_begins, prepend=True, with_kwargs=True),
+                root.register_forward_hook(forward_ends),
+            ]
+        if self._found is not None:
+            return
         for optimizer in self._optimizers:
             self._hooks += [
                 optimizer.register_step_pre_hook(lambda *_: probes.optimizer_begins() if probes.on else None),
@@ -358,15 +450,32 @@ class WatchedRun(Run):
     # A step
 
     def step(self, loss: Tensor | float | None = None, tokens: int | None = None) -> bool:
+        held = Loss(self.clock)
+        if loss is not None and self.probes.on:
+            held.add(loss)
+        self.finish(held, tokens)
+        return self.boundary()
+
+    def finish(
+        self,
+        loss: Loss,
+        tokens: int | None = None,
+        *,
+        at_last_phase: bool = False,
+    ) -> None:
+        """Ends the step, now or where its last phase ended, and sends it. `boundary` comes next."""
         began = time.perf_counter_ns()
         self.steps += 1
         self._end_capture()
         if self.probes.on:
             try:
-                self._finish_step(loss, tokens, began)
+                self._finish_step(loss, tokens, began, at_last_phase)
             except Exception as error:  # noqa: BLE001  # a step that cannot be told must not end the training
                 self.probes.health["session"] = not_available(f"{type(error).__name__}: {error}")
         self._sender.step = self.steps
+
+    def boundary(self) -> bool:
+        """Between two steps, where all ranks act together: False if they stop here. Once after each `finish`."""
         if self._max_steps is not None and self.steps >= self._max_steps:
             return False
         if not self._agreement.at_boundary(self._on_pause):
@@ -427,9 +536,17 @@ class WatchedRun(Run):
             message = failed(self._rank, self.steps, command, f"{type(error).__name__}: {error}")
         self._sender.put(message)
 
-    def _finish_step(self, loss: Tensor | float | None, tokens: int | None, began: int) -> None:
+    def log(self, values: dict[str, Tensor | float]) -> None:
+        """What the script says of the step that goes on: its loss, by the name of "loss", and anything else."""
+        for name, value in values.items():
+            self._logged[name] = Loss(self.clock)
+            self._logged[name].add(value)
+
+    def _finish_step(self, loss: Loss, tokens: int | None, began: int, at_last_phase: bool) -> None:
         probes = self.probes
-        times = probes.phases.finish_step()
+        metrics, self._logged = self._logged, {}
+        loss = metrics.pop("loss", loss)
+        times = probes.phases.finish_step(at_last_phase=at_last_phase)
         memory = peak = list(NOT_KNOWN)
         peak_phase, peak_unit = "", -1
         if (ledger := probes.ledger) is not None:
@@ -446,8 +563,8 @@ class WatchedRun(Run):
             calls = probes.collectives.take()
         if tokens is None and probes.tokens_known:
             tokens = probes.tokens
-        probes.tokens, probes.tokens_known = 0, False
-        held = _Loss(loss, self._clock) if loss is not None else None
+        samples = probes.samples or None
+        probes.tokens, probes.tokens_known, probes.samples = 0, False, 0
         self._send_structure()
         overhead, probes.overhead_ns = probes.overhead_ns, 0
         step = Step(
@@ -467,8 +584,9 @@ class WatchedRun(Run):
             overhead_ns=overhead + time.perf_counter_ns() - began,
             looked_step=self._looked_step,
             peak_units=self._peak_units,
+            samples=samples,
         )
-        self._pending.append(_Pending(step, times, calls, held))
+        self._pending.append(_Pending(step, times, calls, loss, metrics))
         self._send_ready(all_of_them=False)
         if ledger is not None:
             ledger.captured = False
@@ -491,7 +609,7 @@ class WatchedRun(Run):
     def _send_ready(self, *, all_of_them: bool) -> None:
         while self._pending:
             waiting = self._pending[0]
-            parts = (waiting.times, waiting.calls, waiting.loss)
+            parts = (waiting.times, waiting.calls, waiting.loss, *waiting.metrics.values())
             if not all_of_them and not all(part.ready() for part in parts if part is not None):
                 return
             self._pending.popleft()
@@ -501,7 +619,8 @@ class WatchedRun(Run):
                 seq=self._next_seq(),
                 step_ns=step_ns,
                 phases_ns=phases_ns,
-                loss=None if waiting.loss is None else waiting.loss.read(),
+                loss=waiting.loss.read(),
+                metrics={name: value for name, held in waiting.metrics.items() if (value := held.read()) is not None},
                 dropped=self._sender.dropped,
             )
             self._sender.put(step)
@@ -518,7 +637,8 @@ class WatchedRun(Run):
         """Sends the structure if it is not what was sent last."""
         probes = self.probes
         groups = probes.collectives.groups if probes.collectives is not None else []
-        said = {name: probes.said(name, checked) for name, checked in self._checks.items()}
+        checks = self._checks if self._found is None else self._checks | self._found.checks
+        said = {name: probes.said(name, checked) for name, checked in checks.items()}
         said |= {name: why for name, why in probes.health.items() if name not in said}
         key = (
             (ledger.walks, ledger.searches, ledger.kept_gradients) if (ledger := probes.ledger) else None,
@@ -526,6 +646,7 @@ class WatchedRun(Run):
             self.steps < 2,
             tuple(self._buckets),
             tuple(said.items()),
+            None if self._found is None else tuple(self._found.detail.items()),
         )
         if key == self._structure_key:
             return
@@ -533,6 +654,8 @@ class WatchedRun(Run):
         built = structure.build(
             self._rank, self._model, self._wrapped, probes.ledger, groups, said, self._facts, self._device.type
         )
+        if self._found is not None:
+            built.detail.update(self._found.detail)
         if built != self._structure:
             self._structure = built
             self._sender.put(built)
@@ -553,22 +676,30 @@ class WatchedRun(Run):
         read = self._readings.read()
         return Gauge(self._rank, time.time_ns(), read.values, read.missing, read.throttle, read.others)
 
+    def input_begins(self) -> None:
+        """The training waits for its next batch."""
+        phases = self.probes.phases
+        phases.watch(INPUT)
+        self._checks["input"] = OK
+        phases.enter(INPUT)
+
+    def input_ends(self) -> None:
+        self.probes.phases.leave(INPUT)
+
     def batches(self, iterable: Iterable[T]) -> Iterator[T]:
-        probes = self.probes
-        probes.phases.watch(INPUT)
         self._checks["input"] = OK
         items = iter(iterable)
         while True:
-            watching = probes.on
+            watching = self.probes.on
             if watching:
-                probes.phases.enter(INPUT)
+                self.input_begins()
             try:
                 item = next(items)
             except StopIteration:
                 return
             finally:
                 if watching:
-                    probes.phases.leave(INPUT)
+                    self.input_ends()
             yield item
 
 
@@ -602,6 +733,7 @@ def watch(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Run:
     """
     steps = os.environ.get("FSDP_TUI_STEPS", "")
     max_steps = int(steps) if steps.isdigit() and int(steps) > 0 else None
+    attach.stand_back()
     run_file = os.environ.get("FSDP_TUI_RUN")
     if not run_file or os.environ.get("FSDP_TUI_TELEMETRY") == "off":
         return Run(max_steps)
@@ -612,6 +744,19 @@ def watch(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Run:
         return sender.Sender.connect(Path(run_file), hello)
 
     return WatchedRun(model, optimizers, connect, max_steps)
+
+
+def log(loss: Tensor | float | None = None, **metrics: Tensor | float) -> None:
+    """Says what the step that goes on has for a loss (on this rank), and any other figures to keep with it.
+
+    Works in scripts that are watched from outside too, where the loss is otherwise the sum of what backward was called on.
+    Where nothing is watched it does nothing.
+    """
+    values: dict[str, Tensor | float] = dict(metrics)
+    if loss is not None:
+        values["loss"] = loss
+    if _current is not None and _current.probes.on:
+        _current.log(values)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
-from fsdp_tui.runner import torch_fsdp2
+from fsdp_tui.runner import override, torch_fsdp2
 from fsdp_tui.runner.wrapping import modules_to_wrap, repeated_blocks
 from fsdp_tui.telemetry.launch import Sharding
 from fsdp_tui.telemetry.strategy import HYBRID, Strategy, StrategyError, misfits, parse_strategy
@@ -96,14 +96,15 @@ def shard(
         raise ShardingError("--checkpointing recomputes repeated blocks, and this model has none")
     if parsed.is_fsdp and wanted.wrap != "none" and not units and _is_first_rank():
         print(f"fsdp-tui: wrap {wanted.wrap} matched no module: the whole model is one unit", file=sys.stderr)
-    for block in blocks if wanted.checkpointing else ():
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if parsed.api == "ddp":
-        model = nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
-    elif parsed.api == "fsdp1":
-        model = _fully_shard_1(model, parsed, wanted, units, device, world_size)
-    elif parsed.api == "fsdp2":
-        _fully_shard_2(model, parsed, wanted, units, device, world_size)
+    if wanted.checkpointing:
+        checkpoint_blocks(blocks)
+    with override.suspended():
+        if parsed.api == "ddp":
+            model = nn.parallel.DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        elif parsed.api == "fsdp1":
+            model = _fully_shard_1(model, parsed, wanted, units, device, world_size)
+        elif parsed.api == "fsdp2":
+            _fully_shard_2(model, parsed, wanted, units, device, world_size)
     _applied[model] = Applied(msgspec.structs.replace(wanted, strategy=parsed.text), len(units))
     return model
 
@@ -192,7 +193,7 @@ def _fully_shard_1(
     device: torch.device,
     world_size: int,
 ) -> nn.Module:
-    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy
     from torch.distributed.fsdp.wrap import CustomPolicy
 
     if strategy.sharding in HYBRID and strategy.shard == 1:
@@ -202,9 +203,6 @@ def _fully_shard_1(
     assert strategy.sharding is not None
     name = strategy.sharding.upper()
     chosen = {id(unit) for unit in units}
-    mixed = None
-    if wanted.precision != "fp32":
-        mixed = MixedPrecision(param_dtype=DTYPES[wanted.precision], reduce_dtype=DTYPES[wanted.reduce or "fp32"])
     with warnings.catch_warnings():
         # Both are what was asked for: NO_SHARD is deprecated, and one rank makes FULL_SHARD no_shard (shown as changed).
         warnings.filterwarnings("ignore", message=".*NO_SHARD.*")
@@ -213,7 +211,7 @@ def _fully_shard_1(
             device_mesh=_mesh(strategy, device, world_size),
             sharding_strategy=ShardingStrategy["_HYBRID_SHARD_ZERO2" if name == "HYBRID_SHARD_ZERO2" else name],
             auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen) if units else None,
-            mixed_precision=mixed,
+            mixed_precision=mixed_precision_1(wanted),
             cpu_offload=CPUOffload(offload_params=True) if wanted.cpu_offload else None,
             forward_prefetch=wanted.prefetch > 0,
             device_id=device,
@@ -229,17 +227,14 @@ def _fully_shard_2(
     device: torch.device,
     world_size: int,
 ) -> None:
-    from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-    mixed = MixedPrecisionPolicy()
-    if wanted.precision != "fp32":
-        mixed = MixedPrecisionPolicy(param_dtype=DTYPES[wanted.precision], reduce_dtype=DTYPES[wanted.reduce or "fp32"])
+    mixed = mixed_precision_2(wanted)
     offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if wanted.cpu_offload else OffloadPolicy()
     mesh = _mesh(strategy, device, world_size)
     keep = strategy.sharding in ("shard_grad_op", "hybrid_shard_zero2")
     if wanted.compile:
-        for block in repeated_blocks(model) or units:
-            block.forward = torch.compile(block.forward)
+        compile_blocks(repeated_blocks(model) or units)
     for unit in units:
         after_forward = strategy.reshard_to if strategy.sharding == "reshard" else not keep
         fully_shard(unit, mesh=mesh, reshard_after_forward=after_forward, mp_policy=mixed, offload_policy=offload)
@@ -248,17 +243,61 @@ def _fully_shard_2(
         model, mesh=mesh, reshard_after_forward=False if keep else None, mp_policy=mixed, offload_policy=offload
     )
     if wanted.prefetch:
-        _prefetch([unit for unit in units if isinstance(unit, FSDPModule)], model, wanted.prefetch)
+        prefetch_units(model, wanted.prefetch)
 
 
-def _prefetch(units: list[Any], root: Any, ahead: int) -> None:
-    """Gathers the next `ahead` units of the order in which the modules are registered, in forward and in backward."""
+def mixed_precision_1(wanted: Sharding) -> Any:
+    """FSDP1's policy for the precision asked for; None for its default."""
+    from torch.distributed.fsdp import MixedPrecision
+
+    if wanted.precision == "fp32":
+        return None
+    return MixedPrecision(param_dtype=DTYPES[wanted.precision], reduce_dtype=DTYPES[wanted.reduce or "fp32"])
+
+
+def mixed_precision_2(wanted: Sharding) -> Any:
+    """FSDP2's policy for the precision asked for."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if wanted.precision == "fp32":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=DTYPES[wanted.precision], reduce_dtype=DTYPES[wanted.reduce or "fp32"])
+
+
+def blocks_inside(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a model that may be wrapped already."""
+    return [getattr(block, "_fsdp_wrapped_module", block) for block in repeated_blocks(model)]
+
+
+def checkpoint_blocks(blocks: list[nn.Module]) -> None:
+    """Has each block's activations recomputed in backward."""
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def compile_blocks(blocks: list[nn.Module]) -> None:
+    for block in blocks:
+        block.forward = torch.compile(block.forward)
+
+
+def prefetch_units(root: Any, ahead: int) -> bool:
+    """Gathers the next `ahead` units of the order in which the modules are registered, in forward and in backward.
+
+    False if the root is not wrapped with `fully_shard`: then nothing is changed.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(root, FSDPModule):
+        return False
+    modules: Iterable[Any] = root.modules()  # type: ignore[attr-defined]  # it is an nn.Module too
+    units = [module for module in modules if isinstance(module, FSDPModule) and module is not root]
     for at, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(units[at + 1 : at + 1 + ahead])
         unit.set_modules_to_backward_prefetch(units[max(0, at - ahead) : at][::-1])
     root.set_modules_to_forward_prefetch(units[:ahead])
     root.set_modules_to_backward_prefetch(units[::-1][:ahead])
-    torch_fsdp2.unshard_asynchronously(root)
+    torch_fsdp2.unshard_asynchronously(root)  # type: ignore[arg-type]
+    return True
 
 
 @contextlib.contextmanager

@@ -38,6 +38,8 @@ class Wrapped:
     effective: str
     shard_group: int = 1
     replicas: int = 1
+    beside: int = 1
+    """Ranks along the other dimensions of the mesh, which split the same model further: tensor parallelism's."""
     units: Sequence[Unit] = ()
     shared: Sequence[Holder] = ()
     plain: Sequence[nn.Parameter] = ()
@@ -74,6 +76,36 @@ def _inspect(model: nn.Module) -> Wrapped:
         blind = frozenset() if said == OK else frozenset({"comm_buffer"})
         return Wrapped("ddp", "ddp", replicas=replicas, ddp=ddp, check=said, blind=blind)
     return Wrapped("single", "single")
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a wrapper of PyTorch's reduces or shards something in it."""
+    return torch_fsdp1.is_wrapped(module) or torch_fsdp2.is_wrapped(module) or torch_ddp.find(module) is not None
+
+
+def spans_all_ranks(model: nn.Module) -> bool:
+    """Whether every rank trains a part or a replica of this model, so that all of them step together."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    wrapped = _inspect(model)
+    return wrapped.shard_group * wrapped.replicas * wrapped.beside == dist.get_world_size() > 1
+
+
+def together(roots: Sequence[nn.Module]) -> nn.Module:
+    """One module that holds them all, by their classes' names; the root itself if it is the only one."""
+    if len(roots) == 1:
+        return roots[0]
+    holder = nn.Module()
+    for root in roots:
+        name = type(root).__name__.lower()
+        taken = sum(other == name or other.startswith(f"{name}_") for other, _ in holder.named_children())
+        holder.add_module(f"{name}_{taken + 1}" if taken else name, root)
+    return holder
+
+
+def parameters_only(params: Sequence[nn.Parameter]) -> nn.Module:
+    """A module that has these parameters and is never called."""
+    return nn.ParameterList(params)
 
 
 def unreadable(model: nn.Module, error: Exception) -> Wrapped:
@@ -127,9 +159,10 @@ def _fsdp2(model: nn.Module) -> Wrapped:
     leaves = [group for _, group in groups]
     wrapped.shard_group = torch_fsdp2.shard_group_size(leaves[0])
     wrapped.replicas = torch_fsdp2.replicas(leaves[0])
+    wrapped.beside = torch_fsdp2.ranks_beside(leaves[0])
     wrapped.effective = _fsdp2_text(wrapped, leaves, [name for name, _ in groups])
     wrapped.units = [torch_fsdp2.Fsdp2Unit(unit_name(name), group) for name, group in groups]
-    wrapped.shared = [torch_fsdp2.Fsdp2Buffers(leaves[0])]
+    wrapped.shared = [torch_fsdp2.Fsdp2Buffers(leaves)]
     wrapped.offloaded = any(torch_fsdp2.offloads(group) for group in leaves)
     wrapped.install = torch_fsdp2.install
     wrapped.blind = frozenset()
@@ -137,15 +170,19 @@ def _fsdp2(model: nn.Module) -> Wrapped:
 
 
 def _fsdp2_text(wrapped: Wrapped, groups: list[Any], names: list[str]) -> str:
-    """Text form from the mesh and the reshard flags. The root is kept after forward by default, so it is no witness."""
+    """Text form from the mesh and the reshard flags. A root is kept after forward by default, so it is no witness."""
     if wrapped.shard_group == 1:
         return "fsdp2:no_shard"
-    witnesses = [group for group, name in zip(groups, names, strict=True) if name] or groups
-    kept = torch_fsdp2.kept_after_forward(witnesses[0])
+    inner = [
+        group
+        for group, name in zip(groups, names, strict=True)
+        if any(name != around and (not around or name.startswith(f"{around}.")) for around in names)
+    ]
+    kept = torch_fsdp2.kept_after_forward((inner or groups)[0])
     if wrapped.replicas > 1:
-        name = "hybrid_shard_zero2" if kept is None and witnesses is not groups else "hybrid_shard"
+        name = "hybrid_shard_zero2" if kept is None and inner else "hybrid_shard"
         return _text("fsdp2", name, wrapped.shard_group, wrapped.replicas)
-    if kept is None and witnesses is not groups:
+    if kept is None and inner:
         return "fsdp2:shard_grad_op"
     if kept is not None and kept < wrapped.shard_group:
         return f"fsdp2:reshard={kept}"

@@ -127,6 +127,13 @@ def replicas(group: Any) -> int:
     return int(getattr(group.mesh_info, "replicate_mesh_size", 1))
 
 
+def ranks_beside(group: Any) -> int:
+    """Ranks that split the group's parameters in other ways than FSDP, such as tensor parallelism: 1 for none."""
+    params = getattr(group, "fsdp_params", None) or ()
+    mesh = getattr(getattr(params[0], "_spmd_mesh", None), "size", None) if params else None
+    return max(1, int(mesh()) // (shard_group_size(group) * replicas(group))) if mesh is not None else 1
+
+
 def offloads(group: Any) -> bool:
     return type(getattr(group, "offload_policy", None)).__name__ == "CPUOffloadPolicy"
 
@@ -223,23 +230,24 @@ class Fsdp2Buffers:
     ends; a reduce-scatter's input until the next group reduces, or until backward ends.
     """
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, groups: list[Any]) -> None:
+        self._groups = groups
 
     def memory(self) -> tuple[int, int, int, int]:
         return 0, 0, 0, sum(storage_bytes(tensor) for _, tensor in self.tensors() if tensor is not None)
 
     def tensors(self) -> Iterator[tuple[str, Tensor | None]]:
-        context = self._group.comm_ctx
-        gathered = getattr(context, "all_gather_state", None)
-        if gathered is not None:
-            yield "comm_buffer", gathered.all_gather_result.all_gather_output
-        states = getattr(context, "reduce_scatter_states", None)
-        if states is None:  # torch before 2.12 has one
-            states = [getattr(context, "reduce_scatter_state", None)]
-        for state in states:
-            if state is not None:
-                yield "comm_buffer", state.reduce_scatter_input
+        # One per root; which that is, a first forward decides.
+        for context in {id(group.comm_ctx): group.comm_ctx for group in self._groups}.values():
+            gathered = getattr(context, "all_gather_state", None)
+            if gathered is not None:
+                yield "comm_buffer", gathered.all_gather_result.all_gather_output
+            states = getattr(context, "reduce_scatter_states", None)
+            if states is None:  # torch before 2.12 has one
+                states = [getattr(context, "reduce_scatter_state", None)]
+            for state in states:
+                if state is not None:
+                    yield "comm_buffer", state.reduce_scatter_input
 
 
 def install(interposer: Interposer, observer: Observer) -> None:

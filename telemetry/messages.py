@@ -38,7 +38,7 @@ plus `non_torch` and `others` what NVML reports for the device.
 """
 TOTAL_CATEGORIES = CATEGORIES[:10]
 
-PHASES = ("input", "forward", "backward", "optimizer", "rest")
+PHASES = ("input", "forward", "backward", "optimizer", "rest", "checkpoint")
 """Wall-clock phases of a step; they add up to the step. A phase that is not known is None and its time is in `rest`."""
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
@@ -213,6 +213,10 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
     """The step that `memory` and `peak` are of: the newest one whose every event was looked at."""
     peak_units: Count | None = None
     """Units whose parameters were gathered, or on their way, at the peak: more than the one in use are kept or prefetched."""
+    samples: Count | None = None
+    """First dimension of the model's inputs, over the step's forwards; None: no forward was seen."""
+    metrics: dict[Text, float] = {}
+    """What the script has logged beside its loss."""
 
 
 class Comm(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
@@ -276,6 +280,8 @@ class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye", kw_on
     steps: Count
     error: Text = ""
     """Last line of the traceback."""
+    exit_code: int | None = None
+    """What the process is about to exit with, where that is known."""
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag="event", kw_only=True):

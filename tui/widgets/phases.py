@@ -28,6 +28,7 @@ PHASE_LOOKS = {
     "backward": PhaseLook("b", "phase-backward", "backward", "bwd"),
     "optimizer": PhaseLook("o", "phase-optimizer", "optimizer", "opt"),
     "rest": PhaseLook("·", "phase-rest", "rest", "rest"),
+    "checkpoint": PhaseLook("c", "phase-rest", "checkpoint", "ckpt"),
 }
 """By the names of telemetry.messages.PHASES."""
 _GATHER, _REDUCE = "╱", "╲"

@@ -51,6 +51,7 @@ def test_accumulated_phases_add_up() -> None:
         "backward": 100,
         "optimizer": 7,
         "rest": 13,
+        "checkpoint": None,
     }
 
 
@@ -60,7 +61,7 @@ def test_a_watched_phase_that_did_not_happen_took_nothing() -> None:
     phases = Phases(clock, frozenset({FORWARD}))
     phases.watch(INPUT)
     clock.now += 5
-    assert phases.finish_step().read() == (5, [0, 0, None, None, 5])
+    assert phases.finish_step().read() == (5, [0, 0, None, None, 5, None])
 
 
 def test_inner_phases_belong_to_the_outer_one() -> None:
@@ -73,6 +74,21 @@ def test_inner_phases_belong_to_the_outer_one() -> None:
     clock.now += 5
     phases.leave(BACKWARD)
     assert phases.finish_step().read()[1][1:3] == [0, 15]
+
+
+def test_a_closure_inside_an_optimizer_has_its_own_time() -> None:
+    """What is left of the optimizer's step is before, between and after."""
+    clock = Hands()
+    phases = Phases(clock, frozenset({FORWARD, BACKWARD, OPTIMIZER}))
+    phases.enter(OPTIMIZER)
+    clock.now += 1
+    _spend(clock, phases, FORWARD, 10)
+    clock.now += 2
+    _spend(clock, phases, BACKWARD, 20)
+    clock.now += 4
+    phases.leave(OPTIMIZER)
+    clock.now += 100
+    assert phases.finish_step(at_last_phase=True).read() == (37, [None, 10, 20, 7, 0, None])
 
 
 def test_a_pause_is_no_part_of_a_step() -> None:
@@ -105,4 +121,5 @@ def test_a_phase_with_a_mark_that_is_not_known_is_not_known() -> None:
         "backward": 50,
         "optimizer": None,
         "rest": step - 50,
+        "checkpoint": None,
     }

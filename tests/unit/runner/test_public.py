@@ -18,7 +18,7 @@ from fsdp_tui.telemetry.launch import MODELS
 
 def test_the_surface_is_what_it_says() -> None:
     """Every name is there, and no other is promised."""
-    assert sorted(fsdp_tui.runner.__all__) == ["Run", "ShardingError", "no_sync", "shard", "unwatched", "watch"]
+    assert sorted(fsdp_tui.runner.__all__) == ["Run", "ShardingError", "log", "no_sync", "shard", "unwatched", "watch"]
     for name in fsdp_tui.runner.__all__:
         assert getattr(fsdp_tui.runner, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'shards'"):
