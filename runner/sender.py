@@ -17,6 +17,7 @@ from pathlib import Path
 
 import zmq
 
+from fsdp_tui.runner.foreign import wait_for_run
 from fsdp_tui.telemetry import wire
 from fsdp_tui.telemetry.messages import (
     Ack,
@@ -89,11 +90,12 @@ class Sender:
 
     @classmethod
     def connect(cls, run_file: Path, hello: Hello) -> Sender:
-        """Starts sending to the hub that `run_file` names, whether it is there already or not.
+        """Starts sending to the hub that `run_file` names, whether it is there already or not; waits for a run that is coming up.
 
         Raises:
-            RunError: the run file cannot be read, or speaks another protocol.
+            RunError: the run file cannot be read, or speaks another protocol; the run does not come up.
         """
+        wait_for_run(run_file)
         return cls(read_run_file(run_file).endpoints, hello)
 
     def put(self, message: Message | Later) -> None:

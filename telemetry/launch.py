@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -347,6 +347,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     spec: LaunchSpec
     requested: str = ""
     """`spec.requested`, for lists that need no more of the spec."""
+    command: list[str] = []
+    """The command line of the launcher that started the ranks, when that is not ours; what they print is there too."""
 
 
 class Started(NamedTuple):
@@ -366,6 +368,33 @@ def run_name(spec: LaunchSpec) -> str:
     return Path(spec.script or "run").stem if spec.target == "script" else (spec.script or "run")
 
 
+def make_run(spec: LaunchSpec, nproc: int, *, command: Sequence[str] = ()) -> tuple[RunPaths, Launch]:
+    """Makes the directories of a new run, with its launch.json. `command`: of the launcher, when that is not ours.
+
+    Raises:
+        HomeError: the home cannot be written.
+        RunError: the runtime directory cannot be used.
+    """
+    now_ns = time.time_ns()
+    paths = create_run(now_ns)
+    launch = Launch(
+        run_id=paths.id,
+        name=run_name(spec),
+        created_ns=now_ns,
+        nproc=nproc,
+        spec=spec,
+        requested=spec.requested,
+        command=list(command),
+    )
+    try:
+        write_file(paths.launch, msgspec.json.encode(launch))
+    except RunError:  # a full disk: no half of a run is left behind
+        shutil.rmtree(paths.kept, ignore_errors=True)
+        remove_alive(paths)
+        raise
+    return paths, launch
+
+
 def start(spec: LaunchSpec, *, bound: bool = False, timeout_s: float = 30.0) -> Started:
     """Starts a launch that `problems` has found nothing wrong with; returns when its hub can be attached to.
 
@@ -376,22 +405,7 @@ def start(spec: LaunchSpec, *, bound: bool = False, timeout_s: float = 30.0) -> 
         HomeError: the run's directory cannot be made.
         StartError: the launcher or the hub did not come up.
     """
-    now_ns = time.time_ns()
-    paths = create_run(now_ns)
-    launch = Launch(
-        run_id=paths.id,
-        name=run_name(spec),
-        created_ns=now_ns,
-        nproc=spec.ranks(this_machine()),
-        spec=spec,
-        requested=spec.requested,
-    )
-    try:
-        write_file(paths.launch, msgspec.json.encode(launch))
-    except RunError:  # a full disk: no half of a run is left behind
-        shutil.rmtree(paths.kept, ignore_errors=True)
-        remove_alive(paths)
-        raise
+    paths, _ = make_run(spec, spec.ranks(this_machine()))
     ready, said = os.pipe()
     # -P: a file of the working directory must not replace a module of ours.
     command = [sys.executable, "-P", "-m", "fsdp_tui.runner.launch", paths.id, "--ready-fd", str(said)]
@@ -460,6 +474,15 @@ def read_launch(paths: RunPaths) -> Launch:
         raise StartError(f"{paths.launch} is damaged: {' '.join(str(error).split())}") from None
 
 
+def printed_elsewhere(paths: RunPaths) -> str:
+    """Where the ranks of this run print to when that is not to logs of ours, as one line; else ""."""
+    try:
+        command = read_launch(paths).command
+    except StartError:
+        return ""
+    return f"its ranks print to the launcher that started them: {shlex.join(command)}" if command else ""
+
+
 def launched_message(launch: Launch) -> Launched:
     """The first message of the run that this launch makes."""
     spec = launch.spec
@@ -477,7 +500,7 @@ def launched_message(launch: Launch) -> Launched:
         run_id=launch.run_id,
         name=launch.name,
         created_ns=launch.created_ns,
-        command=command_line(spec),
+        command=launch.command or command_line(spec),
         nproc=launch.nproc,
         strategy=spec.requested,
         options={"target": spec.target, "script": spec.script, **shown},

@@ -44,7 +44,7 @@ def show(run: RunView) -> dict[str, Any]:
             "device_name": hello.device_name if hello else None,
             "started_ns": run.started_ns,
             "ended_ns": ended.ended_ns if ended else None,
-            "exit_codes": dict(ended.exit_codes) if ended else {},
+            "exit_codes": {**{str(rank.rank): None for rank in run.ranks}, **ended.exit_codes} if ended else {},
             "stop_rung": ended.stop_rung if ended else None,
             "failed_rank": ended.failed_rank if ended else None,
             "reason": ended.reason if ended else "",

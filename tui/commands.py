@@ -28,6 +28,7 @@ from fsdp_tui.telemetry.launch import (
     LaunchSpec,
     StartError,
     command_text,
+    printed_elsewhere,
     problems,
     run_name,
     start,
@@ -468,6 +469,8 @@ def _logs(parsed: argparse.Namespace) -> int:
     entry = resolve(parsed.run)
     rank = parsed.rank if parsed.rank is not None else 0
     path = entry.paths.launcher_log if rank == -1 else entry.paths.log(rank)
+    if not path.exists() and (elsewhere := printed_elsewhere(entry.paths)):
+        raise CommandError(f"run {entry.id} has no logs: {elsewhere}")
     if not path.exists() and not (parsed.follow and entry.live):
         kept = sorted(entry.paths.logs.glob("*.log")) if entry.paths.logs.is_dir() else []
         found = ", ".join(log.stem for log in kept) or "none"

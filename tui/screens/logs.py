@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
+from fsdp_tui.telemetry.launch import printed_elsewhere
 from fsdp_tui.telemetry.rundir import RunEntry
 from fsdp_tui.tui.filters import FilterError
 from fsdp_tui.tui.keys import LOGS, bindings_of
@@ -165,6 +166,7 @@ class LogsScreen(View):
         super().__init__()
         self.entry = entry
         self.rank = rank
+        self._elsewhere = printed_elsewhere(entry.paths)
         self._tail = Tail(entry.paths.log(rank))
 
     def body(self) -> Iterable[Widget]:
@@ -181,7 +183,8 @@ class LogsScreen(View):
         lines = self._tail.text
         title_of(view, f"{self.who} · {len(lines):,} lines" + (" (older ones in the file)" if self._tail.cut else ""))
         view.border_subtitle = str(self._tail.path).replace("[", "\\[")
-        view.show_lines(lines, f"{self.who} has printed nothing")
+        elsewhere = self._elsewhere if self.rank != LAUNCHER else ""
+        view.show_lines(lines, elsewhere or f"{self.who} has printed nothing")
         notes: list[Row] = [
             [
                 (
