@@ -160,7 +160,7 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("name", "--name", str, "name of the run"),
+    Option("name", "--name", str, "name of the run", unset="made from what is launched"),
     Option("nproc", "--nproc", int, "number of ranks", minimum=1, unset="one per GPU, 2 on a CPU"),
     Option(
         "strategy", "--strategy", str, "single, ddp, fsdp1:full_shard, fsdp2:full_shard, fsdp2:hybrid_shard=2x2, ..."

@@ -249,6 +249,18 @@ class Dashboard(App[int]):
 
         threading.Thread(target=work, name="launch", daemon=True).start()
 
+    def prepare_launch(self, entry: RunEntry) -> None:
+        """Opens the Launch form filled in with a run's launch."""
+        try:
+            spec = self.services.launch_of(entry)
+        except RunError as error:
+            self.notify(str(error), title="cannot be launched again", severity="warning", markup=False)
+            return
+        self.action_show("launch")
+        screen = self.screen
+        if isinstance(screen, LaunchScreen):
+            screen.fill(spec, focus="strategy")
+
     def forget(self, entry: RunEntry) -> None:
         """Deletes a run.
 

@@ -57,6 +57,7 @@ KEYS: tuple[Key, ...] = (
     Key("run.moment", "m", "moment", "peak/now", "Memory at the highest moment of the last step, or after its optimizer step, where parameters, gradients and optimizer remain.", (RUN,), "view"),
     Key("sort.reverse", "S", "sort_reverse", "reverse", "Reverse the order.", (RUN, RUNS), "view", footer=False),
     Key("run.window", "w", "window", "window", "Steps that the charts show: all, or only the newest 1,000, 200 or 50.", (RUN,), "view", footer=False),
+    Key("run.restart", "R", "restart", "launch again", "Fill the Launch form in with this run's launch, to start it again with another strategy.", (RUN, RUNS), "run", footer=False),
     Key("run.copy", "y", "copy", "copy command", "Copy the command line that repeats this run.", (RUN,), "run", footer=False),
     # Rank and logs
     Key("rank.previous", "left,left_square_bracket", "previous", "previous rank", "The rank before.", (RANK, LOGS)),
@@ -68,6 +69,8 @@ KEYS: tuple[Key, ...] = (
     # Launch
     Key("launch.start", "f5,ctrl+enter,ctrl+j", "launch", "launch", "Start this training; enter in a text field does it too. Refused while something is wrong with it.", (LAUNCH,), "run"),
     Key("launch.copy", "y", "copy", "copy command", "Copy the command line that does the same.", (LAUNCH,), "run"),
+    Key("launch.presets", "o", "presets", "presets", "Saved launches: load one into the form, or delete it.", (LAUNCH,), "run"),
+    Key("launch.save", "s", "save_preset", "save preset", "Save what the form says as a preset: a TOML file that can be committed.", (LAUNCH,), "run"),
     Key("launch.reset", "r", "reset", "reset", "Every field back to its default.", (LAUNCH,), "run"),
     # Compare
     Key("compare.open", "enter", "open", "open run", "Open the run that the cursor is on.", (COMPARE,)),

@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from fsdp_tui.telemetry.launch import LaunchSpec
 from fsdp_tui.telemetry.machine import Machine, this_machine
+from fsdp_tui.telemetry.presets import Listing, Preset
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.view import RunView
 
@@ -61,6 +63,13 @@ class Services:
     remove: Callable[[RunEntry], None]
     start: Callable[[LaunchSpec], tuple[str, Process]]
     """Raises RunError with one line when it did not start."""
+    launch_of: Callable[[RunEntry], LaunchSpec]
+    """What a run was launched as; raises RunError when that is not on record."""
+    presets: Callable[[], Listing]
+    save_preset: Callable[[str, LaunchSpec, bool], Path]
+    """Name, launch, whether it replaces one of this name (PresetTaken when not). Raises RunError."""
+    remove_preset: Callable[[Preset], None]
+    """Raises RunError."""
     machine: Callable[[], Machine]
     now_ns: Callable[[], int]
     """Wall clock."""
@@ -70,7 +79,7 @@ class Services:
 
 def real_services() -> Services:
     """This machine's runs, launcher and clock."""
-    from fsdp_tui.telemetry import client, launch, rundir
+    from fsdp_tui.telemetry import client, launch, presets, rundir
 
     def start(spec: LaunchSpec) -> tuple[str, Process]:
         run_id, process = launch.start(spec)
@@ -82,6 +91,10 @@ def real_services() -> Services:
         open_run=client.open_run,
         remove=rundir.remove,
         start=start,
+        launch_of=lambda entry: launch.read_launch(entry.paths).spec,
+        presets=presets.listed,
+        save_preset=lambda name, spec, replace: presets.save(name, spec, replace=replace),
+        remove_preset=presets.remove,
         machine=this_machine,
         now_ns=time.time_ns,
     )

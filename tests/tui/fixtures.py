@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fsdp_tui.telemetry import presets
 from fsdp_tui.telemetry.launch import LaunchSpec
 from fsdp_tui.telemetry.machine import Machine
 from fsdp_tui.telemetry.messages import (
@@ -308,6 +309,8 @@ class World:
     entries: list[RunEntry] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     started: list[LaunchSpec] = field(default_factory=list)
+    launches: dict[str, LaunchSpec] = field(default_factory=dict)
+    """By the id of the run that it made."""
     now_ns: int = STARTED_NS + 60 * SECOND
     machine: Machine = field(default_factory=lambda: Machine(torch="2.13.0+cpu", accelerators=0, cores=2))
     start_error: str = ""
@@ -347,6 +350,11 @@ class World:
             self.removed.append(about.id)
             self.entries = [one for one in self.entries if one.id != about.id]
 
+        def launch_of(about: RunEntry) -> LaunchSpec:
+            if about.id not in self.launches:
+                raise RunError(f"run {about.id} was not launched from here")
+            return self.launches[about.id]
+
         def start(spec: LaunchSpec) -> tuple[str, Process]:
             if self.start_error:
                 raise RunError(self.start_error)
@@ -360,6 +368,10 @@ class World:
             open_run=open_run,
             remove=remove,
             start=start,
+            launch_of=launch_of,
+            presets=presets.listed,
+            save_preset=lambda name, spec, replace: presets.save(name, spec, replace=replace),
+            remove_preset=presets.remove,
             machine=lambda: self.machine,
             now_ns=lambda: self.now_ns,
             stopwatch_s=lambda: 0.0,

@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual.pilot import Pilot
 from textual.widgets import Button, Input, Select
 
+from fsdp_tui.telemetry import presets
 from fsdp_tui.telemetry.launch import OPTIONS, LaunchSpec
 from fsdp_tui.telemetry.machine import Machine
-from fsdp_tui.tui.screens.launch import FIELDS, LaunchScreen, read_form
+from fsdp_tui.tui.app import Dashboard
+from fsdp_tui.tui.form import FIELDS, fill_form, read_form
+from fsdp_tui.tui.screens.base import Ask
+from fsdp_tui.tui.screens.launch import LaunchScreen
+from fsdp_tui.tui.screens.presets import AskName, PresetList
 from fsdp_tui.tui.screens.run import RunScreen
 
 from .drive import check_golden, dashboard, press, said, settle, until
-from .fixtures import World
+from .fixtures import Recipe, World
 
 DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 
@@ -49,6 +55,7 @@ def test_a_filled_in_form() -> None:
         strategy="fsdp1:hybrid_shard=2x2",
         nproc=4,
         checkpointing=True,
+        asked=("strategy", "checkpointing"),
     )
 
 
@@ -182,3 +189,213 @@ async def test_script_fields_take_the_place_of_the_demos(tmp_path: Path) -> None
         app.screen.query_one("#field-script", Input).value = str(script)
         await settle(pilot)
         assert "✓ ready" in app.text()
+
+
+SCRIPTS = (
+    LaunchSpec(target="script", script="a b.py", args=("--x", "it's", ""), directory="/tmp", env={"A": "1 2", "B": ""}),
+    LaunchSpec(target="module", script="pkg.train", strategy="fsdp2:reshard=4", nproc=8, asked=("strategy",), steps=3),
+    LaunchSpec(target="script", script="t.py", prefetch=0, compile=True, asked=("prefetch", "compile"), name="n"),
+    LaunchSpec(model="small", lr=3e-4, accumulate=2, no_sync=True, strategy="ddp", env={"A": "b"}, telemetry="off"),
+)
+
+
+@pytest.mark.parametrize("spec", SCRIPTS, ids=lambda spec: spec.script or "demo")
+def test_a_launch_and_its_form_are_the_same(spec: LaunchSpec) -> None:
+    """What fills the form in is read from it again."""
+    assert read_form(fill_form(spec)) == (spec, [])
+
+
+def test_environment_that_is_none() -> None:
+    """In one sentence, at its field."""
+    _, found = read_form(DEFAULTS | {"env": "A=1 B"})
+    assert [(problem.field, problem.text) for problem in found] == [("env", "environment: B: expected NAME=VALUE")]
+
+
+def words(app: Dashboard) -> str:
+    """The screen without frames and line ends."""
+    return " ".join(app.text().replace("│", " ").split())
+
+
+async def fill(pilot: Pilot[int], **values: str) -> None:
+    """Sets fields as a person would leave them."""
+    for name, value in values.items():
+        widget = pilot.app.screen.query_one(f"#field-{name}")
+        assert isinstance(widget, Input | Select)
+        widget.value = value
+        await settle(pilot)
+
+
+async def test_a_scripts_sharding_is_its_own_until_something_is_chosen(tmp_path: Path) -> None:
+    """Choosing is asking, also for what is the default; a field that is emptied again is left to the script."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    world = World(machine=Machine(torch="2.6.0+cpu", accelerators=0, cores=2))
+    async with dashboard(world) as (app, pilot):
+        await press(pilot, "4")
+        assert "FSDP2 runs on a CPU from torch 2.7 on" in words(app)  # the demo's default
+        await fill(pilot, target="script", script=str(script))
+        assert "✓ ready" in app.text()  # a script may wrap with FSDP1 by itself
+        assert "the script's own strategy" in words(app)
+        assert app.text().count("the script's own") >= 5
+        screen = app.screen
+        assert isinstance(screen, LaunchScreen)
+        assert (screen.spec.overrides, screen.spec.requested) == ((), "")
+        await fill(pilot, strategy="fsdp2:full_shard", prefetch="0")
+        assert screen.spec.overrides == ("strategy", "prefetch")
+        assert "FSDP2 runs on a CPU from torch 2.7 on" in words(app)
+        assert f"fsdp-tui run --strategy fsdp2:full_shard --prefetch 0 {script}" in "".join(
+            line.strip("│ ") + ("" if line.rstrip("│ ").endswith("/") else " ") for line in app.text().splitlines()
+        )
+        await press(pilot, "f5")
+        assert world.started == []
+        await fill(pilot, strategy="fsdp1:shard_grad_op", prefetch="")
+        await press(pilot, "f5")
+        await until(pilot, lambda: bool(world.started))
+        assert (world.started[0].overrides, world.started[0].requested) == (("strategy",), "fsdp1:shard_grad_op")
+
+
+async def test_going_back_to_the_demo_brings_its_defaults_back() -> None:
+    """What an empty field means follows what is launched."""
+    async with dashboard(World()) as (app, pilot):
+        await press(pilot, "4")
+        await fill(pilot, target="module")
+        assert app.screen.query_one("#field-wrap", Input).placeholder == "the script's own"
+        await fill(pilot, target="demo")
+        assert app.screen.query_one("#field-wrap", Input).placeholder == "transformer"
+        assert "✓ ready" in app.text()
+        assert "the script's own" not in app.text()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a working directory of the test's own."""
+    monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "home"
+
+
+async def test_a_preset_is_saved_loaded_replaced_and_deleted(home: Path) -> None:
+    """From the keyboard alone; replacing and deleting ask."""
+    async with dashboard(World()) as (app, pilot):
+        await press(pilot, "4", "escape", "o")
+        assert "no presets yet" in app.text()
+        await press(pilot, "escape")
+        await fill(pilot, target="script", script="train.py", strategy="ddp", nproc="2", env="A='b c'", steps="9")
+        await press(pilot, "s")
+        assert isinstance(app.screen, AskName)
+        assert app.screen.query_one(Input).value == "train"
+        await press(pilot, *("backspace",) * 5, *"mine", "enter")
+        file = home / "presets" / "mine.toml"
+        assert "saved" in said(app)
+        saved = presets.find("mine").spec
+        assert saved == LaunchSpec(
+            target="script",
+            script="train.py",
+            directory=str(Path.cwd()),
+            strategy="ddp",
+            nproc=2,
+            env={"A": "b c"},
+            steps=9,
+            asked=("strategy",),
+        )
+        # Replacing asks, and "no" keeps what was.
+        await fill(pilot, steps="10")
+        await press(pilot, "s", "enter")
+        assert isinstance(app.screen, Ask)
+        await press(pilot, "n")
+        assert presets.find("mine").spec.steps == 9
+        await press(pilot, "s", "enter", "r")
+        assert presets.find("mine").spec.steps == 10
+        # Loading fills in what is not there any more.
+        await press(pilot, "r", "o")
+        assert isinstance(app.screen, PresetList)
+        assert "fsdp-tui run --nproc 2 --strategy ddp --steps 10 --env 'A=b c' train.py" in words(app)
+        await press(pilot, "enter")
+        assert isinstance(app.screen, LaunchScreen)
+        assert app.screen.spec == presets.find("mine").spec
+        assert "✓ ready" in app.text()
+        # Deleting asks.
+        await press(pilot, "o", "d", "n")
+        assert file.exists()
+        await press(pilot, "d", "d")
+        assert not file.exists()
+        assert "no presets yet" in app.text()
+
+
+async def test_a_projects_preset_is_loaded_and_not_deleted_and_damage_is_a_line(home: Path) -> None:
+    """fsdp-tui.toml in the working directory goes with the saved ones."""
+    Path("fsdp-tui.toml").write_text(
+        '[presets.big]\nscript = "train.py"\nnproc = 2\n[presets.odd]\nscript = "x.py"\nnprocs = 2\n'
+    )
+    async with dashboard(World()) as (app, pilot):
+        await press(pilot, "4", "escape", "o")
+        await press(pilot, "down")
+        assert "fsdp-tui.toml, line 6: presets.odd.nprocs: no such key" in words(app)
+        await press(pilot, "enter", "d")  # there is nothing to load or delete
+        assert isinstance(app.screen, PresetList)
+        await press(pilot, "up", "d", "d")
+        assert "delete it there" in said(app)
+        await press(pilot, "enter")
+        assert isinstance(app.screen, LaunchScreen)
+        assert (app.screen.spec.script, app.screen.spec.nproc) == ("train.py", 2)
+
+
+async def test_a_name_that_is_none_is_refused(home: Path) -> None:
+    """Said, and nothing is written."""
+    async with dashboard(World()) as (app, pilot):
+        await press(pilot, "4", "escape", "s")
+        await press(pilot, *("backspace",) * 30, *"../x", "enter")
+        assert "is no name for a preset" in said(app)
+        await press(pilot, "s", *("backspace",) * 30, "enter")  # no name at all: not saved
+        await press(pilot, "s", "escape")
+        assert not (home / "presets").exists()
+
+
+async def test_a_form_that_means_no_launch_is_not_saved(home: Path) -> None:
+    """One without a script would only fail later."""
+    async with dashboard(World()) as (app, pilot):
+        await press(pilot, "4", "escape")
+        await fill(pilot, target="script")
+        await press(pilot, "s")
+        assert isinstance(app.screen, LaunchScreen)
+        assert "which script?" in said(app)
+
+
+@pytest.mark.parametrize("where", ["run", "runs"])
+async def test_a_run_of_a_script_is_launched_again_with_another_strategy(where: str, home: Path) -> None:
+    """Command, ranks and environment stay; the form opens on the strategy."""
+    world = World()
+    source = world.add(Recipe(ended="finished"))
+    spec = LaunchSpec(
+        target="script", script="train.py", args=("--lr", "1"), directory=str(Path.cwd()), nproc=2, env={"A": "b"}
+    )
+    world.launches[source.entry.id] = spec
+    async with dashboard(world, open_on=source.entry if where == "run" else None) as (app, pilot):
+        await press(pilot, "R")
+        assert isinstance(app.screen, LaunchScreen)
+        assert app.screen.spec == spec
+        assert app.focused is app.screen.query_one("#field-strategy")
+        await fill(pilot, strategy="fsdp2:shard_grad_op")
+        await press(pilot, "f5")
+        await until(pilot, lambda: bool(world.started))
+        (started,) = world.started
+        assert (started.script, started.args, started.nproc, started.env, started.directory, started.requested) == (
+            "train.py",
+            ("--lr", "1"),
+            2,
+            {"A": "b"},
+            str(Path.cwd()),
+            "fsdp2:shard_grad_op",
+        )
+
+
+async def test_a_run_that_was_not_launched_from_here_cannot_be_launched_again() -> None:
+    """In one line, and the screen stays."""
+    world = World()
+    source = world.add(Recipe())
+    async with dashboard(world, open_on=source.entry) as (app, pilot):
+        await press(pilot, "R")
+        assert "was not launched from here" in said(app)
+        assert isinstance(app.screen, RunScreen)

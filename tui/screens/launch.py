@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
-import msgspec
 from textual import on
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widget import Widget
 from textual.widgets import Button, Checkbox, Input, Select, Static
 
-from fsdp_tui.telemetry.launch import OPTIONS, LaunchSpec, Option, Problem, command_text, problems
+from fsdp_tui.telemetry.launch import SHARDING, LaunchSpec, Problem, command_text, problems, run_name
 from fsdp_tui.telemetry.machine import Machine
+from fsdp_tui.telemetry.presets import Preset, PresetTaken
+from fsdp_tui.telemetry.rundir import RunError
 from fsdp_tui.telemetry.strategy import DEFAULT, StrategyError, parse_strategy
+from fsdp_tui.tui.form import FIELDS, GROUPS, OTHER, Field, Value, fill_form, read_form
+from fsdp_tui.tui.format import OWN
 from fsdp_tui.tui.keys import LAUNCH, bindings_of
 from fsdp_tui.tui.screens.base import View, title_of
+from fsdp_tui.tui.screens.presets import AskName, PresetList
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
 from fsdp_tui.tui.widgets.table import Reader, paragraph
 
-STRATEGIES = (
-    DEFAULT,
-    "fsdp2:shard_grad_op",
-    "fsdp2:reshard=2",
-    "fsdp2:hybrid_shard",
-    "fsdp2:no_shard",
-    "fsdp1:full_shard",
-    "fsdp1:shard_grad_op",
-    "fsdp1:hybrid_shard",
-    "fsdp1:hybrid_shard_zero2",
-    "fsdp1:no_shard",
-    "ddp",
-    "single",
-)
-OTHER = "other"
 MEANING = {
     "single": "One process, nothing is shared: what the others are measured against.",
     "ddp": "Every rank keeps everything; gradients are all-reduced.",
@@ -47,119 +35,6 @@ MEANING = {
     "hybrid_shard": "full_shard inside groups of ranks, copies between them.",
     "hybrid_shard_zero2": "shard_grad_op inside groups of ranks, copies between them.",
     "reshard": "full_shard, but after forward each rank keeps a larger part, so that backward gathers from fewer ranks.",
-}
-
-Value = str | bool
-
-
-class Field(NamedTuple):
-    """One row of the form."""
-
-    name: str
-    label: str
-    help: str
-    choices: tuple[str, ...] = ()
-    kind: type = str
-    default: Value = ""
-    when: str = ""
-    """"demo" or "script": only for that kind of target."""
-
-
-def _from_option(option: Option, label: str = "", choices: tuple[str, ...] = ()) -> Field:
-    value = getattr(LaunchSpec(), option.field)
-    return Field(
-        option.field,
-        label or option.flag.removeprefix("--").replace("-", " "),
-        option.help,
-        choices or option.choices,
-        option.kind,
-        value
-        if isinstance(value, bool)
-        else ""
-        if value is None
-        else f"{value:g}"
-        if option.kind is float
-        else str(value),
-        "demo" if option.demo_only else "",
-    )
-
-
-_BY_NAME = {option.field: option for option in OPTIONS}
-_SPECIAL = {
-    "target": Field(
-        "target",
-        "what",
-        "The demo's training, a Python script, or a module as with python -m.",
-        ("demo", "script", "module"),
-        default="demo",
-    ),
-    "script": Field("script", "script", "Path of the script, or name of the module.", when="script"),
-    "args": Field("args", "arguments", "The script's own arguments, as in a shell.", when="script"),
-    "strategy": _from_option(_BY_NAME["strategy"], choices=(*STRATEGIES, OTHER)),
-    "strategy_text": Field(
-        "strategy_text",
-        "other",
-        "A strategy in its text form: fsdp2:reshard=4, fsdp1:hybrid_shard=2x2 (replicate x shard), ...",
-    ),
-}
-_GROUPS = (
-    ("training", ("target", "script", "args", "model", "data", "batch", "seq", "lr", "seed", "steps")),
-    ("sharding", ("strategy", "strategy_text", "nproc", "wrap", "precision", "reduce")),
-    ("memory and time", ("checkpointing", "cpu_offload", "prefetch", "compile", "accumulate", "no_sync")),
-    ("run", ("name", "telemetry")),
-)
-GROUPS = tuple(
-    (title, tuple(_SPECIAL.get(name) or _from_option(_BY_NAME[name]) for name in names)) for title, names in _GROUPS
-)
-FIELDS = {field.name: field for _, fields in GROUPS for field in fields}
-
-
-def read_form(values: Mapping[str, Value]) -> tuple[LaunchSpec, list[Problem]]:
-    """The launch that a filled-in form means, and what in it is not even a value."""
-    found: list[Problem] = []
-    given: dict[str, object] = {}
-    demo = values.get("target") == "demo"
-    for name, field in FIELDS.items():
-        value = values.get(name, field.default)
-        option = _BY_NAME.get(name)
-        if option is None or (option.demo_only and not demo):
-            continue
-        if isinstance(value, bool):
-            given[name] = value
-            continue
-        text = value.strip()
-        if name == "strategy" and text == OTHER:
-            text = str(values.get("strategy_text", "")).strip() or OTHER
-        if not text:
-            if field.default:
-                found.append(Problem(name, f"{option.flag}: expected {_expected(option)}, found nothing"))
-            continue
-        try:
-            given[name] = option.kind(text)
-        except ValueError:
-            found.append(Problem(name, f"{option.flag} {text}: expected {_expected(option)}"))
-    if not demo:
-        given["target"] = values.get("target")
-        given["script"] = str(values.get("script", "")).strip() or None
-        try:
-            given["args"] = tuple(shlex.split(str(values.get("args", ""))))
-        except ValueError as error:
-            found.append(Problem("args", f"arguments: {error}"))
-    return msgspec.structs.replace(LaunchSpec(), **given), found
-
-
-def _expected(option: Option) -> str:
-    return {int: "a whole number", float: "a number"}.get(option.kind, "a text")
-
-
-PLACEHOLDERS = {
-    "data": "Python's standard library",
-    "steps": "until stopped",
-    "nproc": "one per GPU, 2 on a CPU",
-    "name": "made from the strategy",
-    "script": "train.py",
-    "args": "--config a.yaml",
-    "strategy_text": "fsdp1:hybrid_shard=2x2",
 }
 
 
@@ -185,8 +60,14 @@ class LaunchScreen(View):
         super().__init__()
         self.spec = LaunchSpec()
         self.found: list[Problem] = []
+        self.unreadable: list[Problem] = []
+        """What in the form is not even a launch."""
         self._starting = False
         self._failed = ""
+        self._filled_with = fill_form(self.spec)
+        self._focus = ""
+        self._preset = ""
+        """Name of the preset that was loaded or saved last."""
 
     def body(self) -> Iterable[Widget]:
         form = VerticalScroll(*self._rows(), id="form", classes="pane", can_focus=False)
@@ -218,12 +99,13 @@ class LaunchScreen(View):
             options = [(OTHER + " …" if choice == OTHER else choice, choice) for choice in field.choices]
             if field.default:
                 return Select(options, value=field.default, allow_blank=False, **about)  # type: ignore[arg-type]
-            return Select(options, prompt="default", **about)  # type: ignore[arg-type]
-        return Input(value=str(field.default), placeholder=PLACEHOLDERS.get(field.name, ""), **about)  # type: ignore[arg-type]
+            return Select(options, prompt=field.blank, **about)  # type: ignore[arg-type]
+        return Input(value=str(field.default), placeholder=field.blank or field.example, **about)  # type: ignore[arg-type]
 
     def on_mount(self) -> None:
         title_of(self.query_one("#form"), "a new run")
         title_of(self.query_one("#command"), "the same from a shell (y copies)")
+        self._fill()
         self.check()
 
     def fit_to_size(self) -> None:
@@ -245,6 +127,25 @@ class LaunchScreen(View):
                 found[name] = widget.value
         return found
 
+    def fill(self, spec: LaunchSpec, focus: str = "") -> None:
+        """Fills the form in with a launch, also before the screen is there; gives the focus to a field."""
+        self._filled_with, self._focus = fill_form(spec), focus
+        if self.ready:
+            self._fill()
+            self.check()
+
+    def _fill(self) -> None:
+        if self._focus:
+            self.set_focus(self.query_one(f"#field-{self._focus}"))
+        for name, value in self._filled_with.items():
+            widget = self.query_one(f"#field-{name}")
+            if isinstance(widget, Checkbox):
+                widget.value = bool(value)
+            elif isinstance(widget, Select):
+                widget.value = value or Select.NULL
+            elif isinstance(widget, Input):
+                widget.value = str(value)
+
     @on(Input.Changed)
     @on(Select.Changed)
     @on(Checkbox.Changed)
@@ -260,8 +161,10 @@ class LaunchScreen(View):
             hidden = (field.when == "demo" and not demo) or (field.when == "script" and demo)
             hidden = hidden or (name == "strategy_text" and values["strategy"] != OTHER)
             self.query_one(f"#row-{name}").display = not hidden
-        self.spec, found = read_form(values)
-        self.found = found or problems(self.spec, self.board.services.machine())
+            if name in SHARDING:
+                self._say_left_alone(field, demo=demo)
+        self.spec, self.unreadable = read_form(values)
+        self.found = self.unreadable or problems(self.spec, self.board.services.machine())
         wrong = {problem.field for problem in self.found}
         if values["strategy"] == OTHER and "strategy" in wrong:
             wrong.add("strategy_text")
@@ -271,6 +174,14 @@ class LaunchScreen(View):
             row.query_one(".label", Static).update(f"{'▲' if name in wrong else ' '} {field.label}")
         self.query_one("#go", Button).disabled = bool(self.found) or self._starting
         self.on_tick()
+
+    def _say_left_alone(self, field: Field, *, demo: bool) -> None:
+        widget = self.query_one(f"#field-{field.name}")
+        words = field.left_alone(demo=demo)
+        if isinstance(widget, Select):
+            widget.prompt = words
+        elif isinstance(widget, Input):
+            widget.placeholder = words
 
     def on_tick(self) -> None:
         if not self.ready:
@@ -330,14 +241,46 @@ class LaunchScreen(View):
             self.board.action_show("runs")
 
     def action_reset(self) -> None:
-        for name, field in FIELDS.items():
-            widget = self.query_one(f"#field-{name}")
-            if isinstance(widget, Checkbox):
-                widget.value = bool(field.default)
-            elif isinstance(widget, Select):
-                widget.value = field.default or Select.NULL
-            elif isinstance(widget, Input):
-                widget.value = str(field.default)
+        self._preset = ""
+        self.fill(LaunchSpec())
+
+    # Presets
+
+    def action_presets(self) -> None:
+        """Opens the list of presets; the one that is chosen fills the form in."""
+        self.app.push_screen(PresetList(), self._load)
+
+    def _load(self, preset: Preset | None) -> None:
+        if preset is not None:
+            self._preset = preset.name
+            self.fill(preset.spec)
+            self.app.notify(preset.name, title="preset loaded", timeout=2, markup=False)
+
+    def action_save_preset(self) -> None:
+        """Asks for a name and saves the form."""
+        self.check()
+        wrong = self.unreadable or [problem for problem in self.found if problem.field == "script"]
+        if wrong:
+            self.app.notify(wrong[0].text, title="not saved", severity="error", markup=False)
+            return
+        self.app.push_screen(AskName(self._preset or self.spec.name or run_name(self.spec)), self._save)
+
+    def _save(self, name: str | None, *, replace: bool = False) -> None:
+        if not name:
+            return
+        try:
+            path = self.board.services.save_preset(name, self.spec, replace)
+        except PresetTaken:
+            self.board.ask(
+                f"There is a preset {name} already. Replace it with what the form says?",
+                [("n", "no, keep it", "no"), ("r", "replace it", "replace")],
+                lambda answer: self._save(name, replace=True) if answer == "replace" else None,
+            )
+        except RunError as error:
+            self.app.notify(str(error), title="not saved", severity="error", markup=False)
+        else:
+            self._preset = name
+            self.app.notify(str(path), title="preset saved", markup=False)
 
 
 def about_machine(machine: Machine) -> str:
@@ -366,16 +309,27 @@ def write_card(spec: LaunchSpec, found: list[Problem], machine: Machine, field: 
                 LABEL,
                 first=[("! ", Ink("warn", bold=True))],
             )
-    try:
-        strategy = parse_strategy(spec.strategy)
-    except StrategyError:
-        pass
-    else:
-        rows += [crop([], width), crop([(strategy.text, STRONG)], width)]
-        rows += paragraph(MEANING.get(strategy.sharding or strategy.api, ""), width, QUIET)
+    rows += _about_strategy(spec, width)
     if field is not None:
         rows += [crop([], width), crop([(field.label, STRONG)], width)]
         rows += paragraph(field.help, width, QUIET)
-        if field.default and not isinstance(field.default, bool):
-            rows += paragraph(f"default: {field.default}", width, QUIET)
+        demo = spec.target == "demo"
+        if words := "" if field.kind is bool and demo else field.left_alone(demo=demo):
+            how = "not checked" if field.kind is bool else "default" if words != OWN else "left empty"
+            rows += paragraph(f"{how}: {words}", width, QUIET)
     return rows
+
+
+def _about_strategy(spec: LaunchSpec, width: int) -> list[Row]:
+    if not spec.requested:
+        text = (
+            f"How the script wraps its model is left as it is; one that calls shard() gets {DEFAULT}."
+            " What is chosen here is applied at the script's own calls."
+        )
+        return [crop([], width), crop([(OWN + " strategy", STRONG)], width), *paragraph(text, width, QUIET)]
+    try:
+        strategy = parse_strategy(spec.strategy)
+    except StrategyError:
+        return []
+    rows = [crop([], width), crop([(strategy.text, STRONG)], width)]
+    return rows + paragraph(MEANING.get(strategy.sharding or strategy.api, ""), width, QUIET)

@@ -483,6 +483,10 @@ class RunScreen(View):
 
             self.board.copy(shlex.join(shown.view.launched.command))
 
+    def action_restart(self) -> None:
+        if self.board.feed is not None:
+            self.board.prepare_launch(self.board.feed.entry)
+
     def action_stop(self) -> None:
         if not self._going_on("stop"):
             return

@@ -133,6 +133,10 @@ class RunsScreen(View):
             return
         self.board.open_run(entry)
 
+    def action_restart(self) -> None:
+        if self.chosen is not None:
+            self.board.prepare_launch(self.chosen)
+
     def action_mark(self) -> None:
         entry = self.chosen
         if entry is None:

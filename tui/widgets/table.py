@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.events import Click, MouseScrollDown, MouseScrollUp
+from textual.message import Message
 
 from fsdp_tui.tui.format import count, fit
 from fsdp_tui.tui.theme import Ink
@@ -167,10 +168,13 @@ class Table(Chart):
         Binding("end", "move(1000000)", show=False),
     ]
 
+    class CursorMoved(Message):
+        """The cursor is on another row."""
+
     def __init__(self, *, empty: str = "nothing yet", cursor: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.empty = empty
-        self.cursor = 0
+        self.cursor = self._told = 0
         self._has_cursor = cursor
         self._columns: Sequence[TableColumn] = ()
         self._first = 0
@@ -227,6 +231,9 @@ class Table(Chart):
         self.cursor = max(0, min(self.cursor, self.row_count - 1))
         self._scroll(self.size.height)
         self.redraw()
+        if self.cursor != self._told:
+            self._told = self.cursor
+            self.post_message(self.CursorMoved())
 
     def _scroll(self, height: int) -> None:
         space = max(1, height - 1)
