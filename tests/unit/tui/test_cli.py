@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from fsdp_tui.telemetry import presets
 from fsdp_tui.telemetry.launch import LaunchSpec, command_line
 from fsdp_tui.tui.cli import main, parse, spec_from, split_script
 
@@ -20,6 +22,8 @@ from fsdp_tui.tui.cli import main, parse, spec_from, split_script
         (["--headless", "-m", "pkg.train", "--lr", "1"], ["-m", "pkg.train", "--lr", "1"]),
         (["--", "-odd.py", "a"], ["-odd.py", "a"]),
         (["--strategies", "ddp,single"], []),
+        (["--env", "A=b", "--env=C=d", "train.py", "--env", "x"], ["train.py", "--env", "x"]),
+        (["--preset", "mine", "--save-preset", "other"], []),
         ([], []),
     ],
 )
@@ -67,6 +71,14 @@ def test_sweep_without_a_script_is_the_demo() -> None:
         ["demo", "--headles"],
         ["run"],
         ["run", "/nowhere/train.py"],
+        ["run", "--env", "A", "/dev/null"],
+        ["run", "--env", "=b", "/dev/null"],
+        ["run", "--env", "RANK=3", "/dev/null"],
+        ["run", "--batch", "3", "/dev/null"],
+        ["run", "--accumulate", "3", "/dev/null"],
+        ["run", "--save-preset", "a"],
+        ["sweep", "/dev/null"],
+        ["sweep", "--strategies", "ddp", "--batch", "3", "/dev/null"],
         ["nonsense"],
         ["show"],
         ["compare", "one"],
@@ -109,3 +121,108 @@ def test_the_command_line_repeats_the_launch(spec: LaunchSpec, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     read = spec_from(parse(command_line(spec)[1:]))
     assert msgspec.structs.replace(read, directory=None) == spec
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home and a working directory of the test's own."""
+    monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path
+
+
+def asked(*words: str) -> LaunchSpec:
+    """The launch of a command line over the preset that it names."""
+    parsed = parse(words)
+    return spec_from(parsed, presets.find(parsed.preset).spec if parsed.preset else None)
+
+
+def test_only_what_is_given_is_asked_for() -> None:
+    """Also what equals the default; the demo has nothing to override."""
+    assert asked("run", "train.py").overrides == ()
+    assert asked("run", "--strategy", "fsdp2:full_shard", "--prefetch", "0", "train.py").asked == (
+        "strategy",
+        "prefetch",
+    )
+    assert asked("demo", "--strategy", "ddp").asked == ()
+
+
+def test_a_preset_and_what_is_given_beside_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Options replace its options, a script its script; both ask for what they say."""
+    words = ["--nproc", "2", "--strategy", "ddp", "--env", "A=1", "--env", "B=2", "train.py", "--lr", "1"]
+    assert main(["run", "--save-preset", "mine", *words]) == 0
+    assert "fsdp-tui run --preset mine launches it" in capsys.readouterr().err
+    plain = LaunchSpec(
+        target="script",
+        script="train.py",
+        args=("--lr", "1"),
+        directory=str(home),
+        nproc=2,
+        strategy="ddp",
+        asked=("strategy",),
+        env={"A": "1", "B": "2"},
+    )
+    assert asked("run", "--preset", "mine") == plain
+    other = asked("run", "--preset", "mine", "--precision", "bf16", "--env", "B=3", "--nproc", "4")
+    assert other == msgspec.structs.replace(
+        plain, precision="bf16", nproc=4, env={"A": "1", "B": "3"}, asked=("strategy", "precision")
+    )
+    module = asked("run", "--preset", "mine", "-m", "pkg", "x")
+    assert (module.target, module.script, module.args, module.requested) == ("module", "pkg", ("x",), "ddp")
+    assert asked("sweep", "--preset", "mine", "--steps", "3").steps == 3
+
+
+def test_presets_are_listed_and_deleted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the command that each launches; deleting wants a word."""
+    assert main(["presets"]) == 0
+    assert "no presets yet" in capsys.readouterr().err
+    assert main(["demo", "--save-preset", "small", "--model", "small"]) == 0
+    (home / "fsdp-tui.toml").write_text('[presets.ours]\nscript = "train.py"\nnproc = 2\n')
+    capsys.readouterr()
+    assert main(["presets"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["name", "ours", "small"]
+    assert "fsdp-tui run --nproc 2 train.py" in lines[1]
+    assert "fsdp-tui demo --model small" in lines[2]
+    assert main(["presets", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document[1] == {
+        "name": "small",
+        "path": str(home / "home" / "presets" / "small.toml"),
+        "command": "fsdp-tui demo --model small",
+        "launch": {"target": "demo", "model": "small"},
+    }
+    assert main(["presets", "--rm", "small"]) == 1  # nobody is there to be asked
+    assert "say --yes" in capsys.readouterr().err
+    assert main(["presets", "--rm", "small", "--yes"]) == 0
+    assert main(["presets", "--rm", "ours", "--yes"]) == 1
+    assert "delete it there" in capsys.readouterr().err
+    (home / "fsdp-tui.toml").write_text("[presets.ours]\nnprocs = 2\n")
+    assert main(["presets"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "fsdp-tui.toml, line 2: presets.ours.nprocs: no such key" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        (("run", "--preset", "nope"), "no preset 'nope': expected one of mine", 1),
+        (("demo", "--preset", "mine"), "preset mine is of train.py: fsdp-tui run --preset mine", 2),
+        (("sweep", "--preset", "mine"), "which strategies? say --strategies, for example fsdp-tui sweep", 2),
+        (("run", "--preset", "mine", "--strategy", "x"), "unknown strategy 'x'", 2),
+        (("run", "--save-preset", "mine", "train.py"), "there is a preset mine already", 1),
+        (("run", "--save-preset", "a/b", "train.py"), "is no name for a preset", 1),
+    ],
+)
+def test_presets_that_cannot_be_used(
+    words: tuple[str, ...], said: str, code: int, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line each, and nothing is launched."""
+    assert main(["run", "--save-preset", "mine", "train.py"]) == 0
+    capsys.readouterr()
+    assert main(words) == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
