@@ -47,6 +47,7 @@ class Agreement:
     ) -> None:
         """`listening`: whether this rank can be asked for anything; `together`: whether the ranks train in step. Ranks that
         do not are asked and answer each for itself."""
+        self.together = together
         self._requested = requested
         self._listening = listening
         self._sleep = sleep

@@ -95,16 +95,21 @@ class Attachment:
         self._roots: list[weakref.ref[nn.Module]] = []
         self._known: set[int] = set()
         """Modules inside the roots, by id."""
+        self._stand_in: nn.Module | None = None
         self._armed_steps = 0
+        self._calls_seen = 0
+        """Of the script's wrapping calls, when the model was last looked at: a late one changes it."""
         self.together = True
         self.checks: dict[str, str] = {}
         self.detail: dict[str, str | int | float | bool | None] = {}
         # The step that goes on
         self._loss: Loss | None = None
         self._next_loss: Loss | None = None
-        """Of backwards that turned out to belong to the next step."""
+        """Of backwards that may belong to the next step."""
         self._backwards = 0
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._checkpointing = 0
+        """Loading an optimizer's states runs a step of it that changes nothing."""
         self._in_optimizer = 0
         self._closure_losses = 0
         self._stepped: set[int] = set()
@@ -112,7 +117,9 @@ class Attachment:
         self._awaited: set[int] | None = None
         """Optimizers that a step waits for; None: for all there are."""
         self._gone_on = False
-        """Whether training went on while some of them had not."""
+        """Whether training went on while some of them had not: what comes may belong to the next step."""
+        self._split = False
+        """Whether it does."""
         self._finished = False
         """Whether the step was told, and the ranks have not acted on it yet."""
         os.register_at_fork(after_in_child=self._forked)
@@ -130,7 +137,10 @@ class Attachment:
             "torch.utils.data.dataloader": lambda module: _around(
                 module._BaseDataLoaderIter, "__next__", self._around_next
             ),
-            "torch.amp.grad_scaler": self._scaler_imported,
+            "torch.amp.grad_scaler": lambda module: self._scaler_imported(module.GradScaler),
+            "torch.distributed.fsdp.sharded_grad_scaler": lambda module: self._scaler_imported(
+                module.ShardedGradScaler
+            ),
             "torch.distributed.distributed_c10d": lambda module: _around(
                 module, "destroy_process_group", self._around_destroy
             ),
@@ -150,9 +160,10 @@ class Attachment:
         module.register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizer_begins(optimizer))
         module.register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizer_ends(optimizer))
 
-    def _scaler_imported(self, module: ModuleType) -> None:
-        _around(module.GradScaler, "scale", self._around_scale)
-        _around(module.GradScaler, "step", self._around_scaler_step)
+    def _scaler_imported(self, scaler: type) -> None:
+        for name, around in (("scale", self._around_scale), ("step", self._around_scaler_step)):
+            if name in vars(scaler):
+                _around(scaler, name, around)
 
     def _checkpointing_imported(self, functions: Sequence[str], module: ModuleType) -> None:
         for name in functions:
@@ -227,21 +238,26 @@ class Attachment:
     def _around_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(scaler, optimizer, *args, **kwargs)
-            self._stepped.add(id(optimizer))  # it did not if gradients were infinite: an iteration all the same
+            if self._run is not None:
+                self._stepped.add(id(optimizer))  # it did not if gradients were infinite: an iteration all the same
             return result
 
         return step
 
     def _around_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def checkpoint(*args: Any, **kwargs: Any) -> Any:
-            run = self._run
-            if run is None or not run.probes.on or threading.get_ident() != self._thread:
+            if self._over or threading.get_ident() != self._thread:
                 return original(*args, **kwargs)
-            run.probes.checkpoint_begins()
+            run = self._run if self._run is not None and self._run.probes.on else None
+            self._checkpointing += 1
+            if run is not None:
+                run.probes.checkpoint_begins()
             try:
                 return original(*args, **kwargs)
             finally:
-                run.probes.checkpoint_ends()
+                self._checkpointing -= 1
+                if run is not None:
+                    run.probes.checkpoint_ends()
 
         return checkpoint
 
@@ -295,9 +311,8 @@ class Attachment:
         if not here & trained and not structure.is_wrapped(module):
             return
         self._sharding.before_forward([module])
-        roots = [root for ref in self._roots if (root := ref()) is not None]
         inside = {id(inner) for inner in module.modules()}
-        roots = [*(root for root in roots if id(root) not in inside), module]
+        roots = [*(root for root in self._live_roots() if id(root) not in inside), module]
         self._roots = [weakref.ref(root) for root in roots]
         self._known = {id(inner) for root in roots for inner in root.modules()}
         known = {id(param) for root in roots for param in root.parameters()}
@@ -309,6 +324,11 @@ class Attachment:
             self._disarm()
         self._watch(roots, optimizers, module, args)
 
+    def _live_roots(self) -> list[nn.Module]:
+        """But for one that only stood in for modules that nobody had called."""
+        found = (ref() for ref in self._roots)
+        return [root for root in found if root is not None and root is not self._stand_in]
+
     def _watch(self, roots: list[nn.Module], optimizers: list[Optimizer], called: nn.Module | None, args: Any) -> None:
         from fsdp_tui.runner import session, structure
 
@@ -319,6 +339,8 @@ class Attachment:
             return
         model = structure.together(roots)
         self._describe(args)
+        self._calls_seen = self._sharding.calls
+        self.together = structure.spans_all_ranks(model)
         if self._run is None:
             from fsdp_tui.runner import sender
 
@@ -326,7 +348,6 @@ class Attachment:
                 return sender.Sender.connect(run_file, hello)
 
             self._thread = threading.get_ident()
-            self.together = structure.spans_all_ranks(model)
             run = session.WatchedRun(model, Optimizers(optimizers), connect, self._max_steps, roots=roots, found=self)
             run.__enter__()
             self._run = run
@@ -379,15 +400,13 @@ class Attachment:
         return set() if run is None else {id(optimizer) for optimizer in run.trained_by}
 
     def _optimizer_begins(self, optimizer: Optimizer) -> None:
-        if self._over or _compiling():
+        if self._over or self._checkpointing or _compiling():
             return
         run = self._run
-        if run is None:
-            self._guarded(lambda: self._consider_optimizer(optimizer))
-            run = self._run
         if run is not None and id(optimizer) in self._stepped and not self._in_optimizer:
             if not self._awaits() <= self._stepped:  # it steps alone: the others have their own turns
                 self._awaited = self._awaits() & self._stepped
+                self._split = True
             self._end_step()
             run = self._run
         self._in_optimizer += 1
@@ -400,16 +419,18 @@ class Attachment:
             run.probes.optimizer_begins()
 
     def _optimizer_ends(self, optimizer: Optimizer) -> None:
-        if self._over or _compiling():
+        if self._over or self._checkpointing or _compiling():
             return
         self._in_optimizer = max(0, self._in_optimizer - 1)
+        if self._run is None:
+            self._guarded(lambda: self._consider_optimizer(optimizer))
         if (run := self._run) is not None:
             if run.probes.on:
                 run.probes.optimizer_ends()
             self._stepped.add(id(optimizer))
 
     def _consider_optimizer(self, optimizer: Optimizer) -> None:
-        """An optimizer steps, and no module that it trains was ever called: its parameters are all that is known."""
+        """An optimizer has stepped, and no module that it trains was ever called: its parameters are all that is known."""
         from fsdp_tui.runner import structure
 
         optimizers = self._training_optimizers()
@@ -418,6 +439,7 @@ class Attachment:
         params = [param for one in optimizers for group in one.param_groups for param in group["params"]]
         model = structure.parameters_only(params)
         self._sharding.before_forward([model])
+        self._stand_in = model
         self._roots = [weakref.ref(model)]
         self._watch([model], optimizers, None, ())
 
@@ -451,6 +473,8 @@ class Attachment:
         if not self._finished:
             self._finish()
         self._finished = False
+        if self._sharding.calls != self._calls_seen and (roots := self._live_roots()):
+            self._guarded(lambda: self._watch(roots, list(run.trained_by), None, ()))
         if self._forwards is not None:
             self._armed_steps += 1
             if self._armed_steps > 2:  # what is trained and never called is not searched for longer
@@ -465,8 +489,11 @@ class Attachment:
         assert run is not None
         if self._backwards > 1:
             self.detail["loss"] = f"sum of {self._backwards} backwards"
-        loss, self._loss = self._loss, self._next_loss
-        self._next_loss, self._backwards, self._gone_on = None, 0, False
+        loss, self._loss, self._next_loss = self._loss, self._next_loss, None
+        if loss is not None and self._loss is not None and not self._split:
+            loss.extend(self._loss)
+            self._loss = None
+        self._backwards, self._gone_on, self._split = 0, False, False
         self._stepped.clear()
         self._finished = True
         run.finish(loss or Loss(run.clock), at_last_phase=at_last_phase)

@@ -122,6 +122,8 @@ def main() -> None:
     finally:
         if attached is not None:
             attached.close(None if isinstance(error, SystemExit) else error, _exit_code(error))
+            if attached.left and isinstance(error, SystemExit):
+                sys.exit(0)  # it was asked to end here, whatever its handler of SIGTERM exits with
         foreign.leave(_exit_code(error), error)
 
 

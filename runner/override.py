@@ -66,6 +66,8 @@ class ScriptSharding:
         self.wanted = wanted or Sharding()
         self.own: str | None = None
         """Strategy that the script's first call asked for, in text form."""
+        self.calls = 0
+        """How many there were."""
         self._inside = 0
         self._checked = False
         self._meshes: dict[tuple[int, ...], DeviceMesh] = {}
@@ -115,6 +117,7 @@ class ScriptSharding:
         if self.own is None:
             self.own = own
         self._inside += 1
+        self.calls += 1
         try:
             yield self._strategy_for(api, own)
         finally:

@@ -186,8 +186,8 @@ class Loss:
         host.copy_(value.reshape(()), non_blocking=True)
         self._parts.append((host, self._clock.mark()))
 
-    def __len__(self) -> int:
-        return len(self._parts)
+    def extend(self, other: Loss) -> None:
+        self._parts += other._parts
 
     def ready(self) -> bool:
         return all(mark is None or self._clock.ready(mark) for _, mark in self._parts)
@@ -231,11 +231,7 @@ class WatchedRun(Run):
         self._interposer = Interposer()
         # Every rank creates the agreement's group here, before anything that could fail on one rank alone.
         self._sender = self._connected(connect)
-        self._agreement = Agreement(
-            self._sender.requested,
-            listening=not isinstance(self._sender, _Nobody),
-            together=found is None or found.together,
-        )
+        self._agreement = self._new_agreement()
         self._capturing: tuple[Tracker, Command] | None = None
         self._was_captured = False
         self._leaving: list[Tracker] = []
@@ -262,6 +258,13 @@ class WatchedRun(Run):
         self._wrapped = self._inspected()
         self._checks: dict[str, str] = {}
         self.probes = self._make_probes()
+
+    def _new_agreement(self) -> Agreement:
+        return Agreement(
+            self._sender.requested,
+            listening=not isinstance(self._sender, _Nobody),
+            together=self._found is None or self._found.together,
+        )
 
     @property
     def trained_by(self) -> Sequence[Optimizer]:
@@ -356,6 +359,8 @@ class WatchedRun(Run):
     def rewatch(self, model: nn.Module, optimizers: Sequence[Optimizer], roots: Sequence[nn.Module] = ()) -> None:
         """The same run goes on with another model: it was replaced, or more of it has appeared."""
         self._remove()
+        if self._found is not None and self._found.together and not self._agreement.together:
+            self._agreement = self._new_agreement()
         self._take(model, optimizers, roots)
         self._begin()
         self.restart_step()

@@ -97,10 +97,16 @@ def together(roots: Sequence[nn.Module]) -> nn.Module:
         return roots[0]
     holder = nn.Module()
     for root in roots:
-        name = type(root).__name__.lower()
+        name = _own_class(root).__name__.lower()
         taken = sum(other == name or other.startswith(f"{name}_") for other, _ in holder.named_children())
         holder.add_module(f"{name}_{taken + 1}" if taken else name, root)
     return holder
+
+
+def _own_class(root: nn.Module) -> type:
+    """Of the module as its author wrote it: `fully_shard` makes a class of its own, the other wrappers hold it."""
+    inner = getattr(root, "module", root) if torch_fsdp1.is_wrapper(root) or torch_ddp.find(root) is root else root
+    return next(kind for kind in type(inner).__mro__ if not kind.__name__.startswith("FSDP"))
 
 
 def parameters_only(params: Sequence[nn.Parameter]) -> nn.Module:

@@ -7,6 +7,7 @@ of the buckets, and on a CPU the times of the reducer's own logging, which are o
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import nn
@@ -47,8 +48,14 @@ def reduction_times(ddp: Any) -> tuple[int, int] | None:
 
 
 def find(model: nn.Module) -> Any | None:
-    """The DDP wrapper in this model, or None."""
-    return next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
+    """The DDP wrapper in this model, or the one that the composable `replicate` made for it in its first forward; or None."""
+    composable: Any = sys.modules.get("torch.distributed._composable.replicate")
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            return module
+        if composable is not None and isinstance(module, getattr(composable, "DDP", ())):
+            return getattr(composable.replicate.state(module), "_ddp", None)
+    return None
 
 
 def check(ddp: Any) -> str:

@@ -84,10 +84,14 @@ def is_wrapped(model: nn.Module) -> bool:
     return bool(_wrappers(model))
 
 
-def _wrappers(model: nn.Module) -> list[tuple[str, Any]]:
+def is_wrapper(module: nn.Module) -> bool:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, FullyShardedDataParallel)]
+    return isinstance(module, FullyShardedDataParallel)
+
+
+def _wrappers(model: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, module) for name, module in model.named_modules() if is_wrapper(module)]
 
 
 def handles(model: nn.Module) -> list[tuple[str, Any]]:
