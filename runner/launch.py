@@ -276,7 +276,7 @@ def _last_words(tail: list[str]) -> str:
     """
     lines = [re.sub(r"^\[rank\d+\]: ", "", line) for line in tail if line.strip()]
     for at in range(len(lines) - 1, -1, -1):
-        if re.match(r"[\w.]+(Error|Exception|Interrupt|Warning|Exit)\b", lines[at]) or (
+        if re.match(r"[\w.]+(Error|Exception|Interrupt|Warning|Exit)\b|fsdp-tui refuses: ", lines[at]) or (
             at and re.match(r"\S+: ", lines[at]) and lines[at - 1].startswith("    ")
         ):
             return lines[at].strip()

@@ -269,6 +269,8 @@ def _problems(spec: LaunchSpec, machine: Machine) -> Iterator[Problem]:
 def _script_problems(spec: LaunchSpec) -> Iterator[Problem]:
     if not spec.script:
         yield Problem("script", "which script? expected fsdp-tui run [options] SCRIPT [arguments]")
+    elif spec.directory and not os.path.isdir(spec.directory):
+        yield Problem("directory", f"{spec.directory}: no such folder, and the ranks were to work in it")
     elif spec.target == "script":
         path = Path(spec.directory or ".") / spec.script
         if path.is_dir():

@@ -244,7 +244,7 @@ class _Trial:
         run = self.run
         return {
             "strategy": self.strategy,
-            "reason": self.refused or (tables.ending(run) if run else ""),
+            "reason": self.refused or (tables.failure(run) if run else ""),
             "run": run.launched.run_id if run and run.launched else None,
             "state": run.state if run else None,
             "steps": run.steps if run else None,

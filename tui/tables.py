@@ -73,6 +73,12 @@ def ending(run: RunView) -> str:
     return " ".join(words)
 
 
+def failure(run: RunView) -> str:
+    """Why a run has no result, in a line."""
+    reason = run.ended.reason if run.ended else ""
+    return f"{reason}, after {_count(run.steps, 'step')}" if reason else ending(run)
+
+
 def summary(run: RunView) -> str:
     """Everything a person asks of one run, as text."""
     name = run.name or "run"

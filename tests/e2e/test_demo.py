@@ -264,6 +264,94 @@ def test_a_script_with_the_two_lines(fsdp_tui: Program) -> None:
     assert fsdp_tui("logs", "last").stdout == "arguments --lr 1\n"
 
 
+WRAPS_ITSELF = """\
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()))
+fully_shard(model[1])
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=float(sys.argv[1]))
+print("GIVEN is", os.environ.get("GIVEN"), flush=True)
+for step in range(8):
+    if step == 2 and os.environ["FSDP_TUI_STRATEGY"] == "fsdp2:no_shard":
+        torch.empty(2**60)
+    loss = model(torch.ones(4, 64)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def script(fsdp_tui: Program) -> str:
+    """A script that knows nothing of us and wraps its model itself; out of memory under one strategy."""
+    (fsdp_tui.directory / "own.py").write_text(WRAPS_ITSELF)
+    return "own.py"
+
+
+def test_a_script_is_left_alone_until_something_is_asked_for(fsdp_tui: Program, script: str) -> None:
+    """Requested, the script's own and what runs; all its steps without --steps; a preset gives the same again."""
+    words = ("--nproc", "2", "--env", "GIVEN=a b")
+    alone = fsdp_tui.json("run", *words, script, "0.01")
+    assert (alone["run"]["state"], alone["run"]["steps"]) == ("finished", 8)
+    strategy = alone["strategy"]
+    assert (strategy["requested"], strategy["script"], strategy["effective"]) == (
+        None,
+        "fsdp2:full_shard",
+        "fsdp2:full_shard",
+    )
+    assert "strategy_changed" not in {verdict["kind"] for verdict in alone["verdict"]}
+    fsdp_tui("run", "--save-preset", "mine", *words, script, "0.01")
+    asked = fsdp_tui.json("run", "--preset", "mine", "--strategy", "fsdp2:shard_grad_op", "--steps", "5")
+    assert (asked["run"]["state"], asked["run"]["steps"]) == ("finished", 5)
+    strategy = asked["strategy"]
+    assert (strategy["requested"], strategy["script"], strategy["effective"]) == (
+        "fsdp2:shard_grad_op",
+        "fsdp2:full_shard",
+        "fsdp2:shard_grad_op",
+    )
+    assert asked["comm"]["all_gather_bytes"] < alone["comm"]["all_gather_bytes"]
+    assert fsdp_tui("logs", "last").stdout == "GIVEN is a b\n"
+    assert asked["run"]["command"] == [
+        *("fsdp-tui", "run", "--nproc", "2", "--strategy", "fsdp2:shard_grad_op", "--steps", "5"),
+        *("--env", "GIVEN=a b", "own.py", "0.01"),
+    ]
+    assert "(the script's own: fsdp2:full_shard)" in fsdp_tui("show", "last").stdout
+
+
+def test_a_sweep_of_a_script_goes_on_after_each_failure(fsdp_tui: Program, script: str) -> None:
+    """Refused, out of memory, refused before it starts: each with its reason; what worked is compared."""
+    strategies = "fsdp2:full_shard,fsdp1:full_shard,fsdp2:no_shard,fsdp2:reshard=3,fsdp2:shard_grad_op"
+    words = ("--nproc", "2", "--strategies", strategies, "--steps", "4", "--name", "own")
+    document = fsdp_tui.json("sweep", *words, script, "0.01", code=1, timeout_s=200)
+    assert [run["strategy"]["requested"] for run in document["runs"]] == ["fsdp2:full_shard", "fsdp2:shard_grad_op"]
+    assert [run["run"]["steps"] for run in document["runs"]] == [4, 4]
+    assert document["equivalence"]["agrees"] is True
+    refused, out_of_memory, misfit = document["failed"]
+    assert (refused["strategy"], refused["state"], refused["steps"]) == ("fsdp1:full_shard", "failed", 0)
+    assert (
+        "fsdp-tui refuses: --strategy fsdp1:full_shard: this script wraps its model with fully_shard"
+        in refused["reason"]
+    )
+    assert (out_of_memory["strategy"], out_of_memory["state"]) == ("fsdp2:no_shard", "failed")
+    assert "can't allocate memory" in out_of_memory["reason"]
+    assert fsdp_tui.json("show", out_of_memory["run"])["run"]["state"] == "failed"
+    assert (misfit["strategy"], misfit["run"], misfit["steps"]) == ("fsdp2:reshard=3", None, None)
+    assert misfit["reason"] == "fsdp2:reshard=3: 3 must divide the 2 ranks"
+
+
+def test_a_sweep_in_which_nothing_works_still_has_its_rows(fsdp_tui: Program, script: str) -> None:
+    """The reasons are all there is to say."""
+    done = fsdp_tui("sweep", "--nproc", "2", "--strategies", "ddp", "--steps", "2", script, "0.01", code=1)
+    (row,) = done.stdout.splitlines()
+    assert row.startswith("✗ ddp  rank ")
+    assert "which can run strategies of fsdp2 only, after 0 steps" in row
+
+
 def test_a_home_that_cannot_be_used(tmp_path: Path, fsdp_tui: Program) -> None:
     """One line, nothing started."""
     (tmp_path / "home").write_text("in the way")

@@ -79,6 +79,48 @@ def test_without_telemetry_the_run_is_recorded_as_launched_and_ended(launch: Lau
     assert run.paths.log(1).read_bytes() == b""
 
 
+ASKED = """\
+import json, os
+if os.environ["RANK"] == "0":
+    print(json.dumps({name: os.environ.get(name) for name in ("FSDP_TUI_ASKED", "FSDP_TUI_STRATEGY", "GIVEN", "EMPTY", "OURS")}))
+"""
+
+
+def test_ranks_know_what_was_asked_for_and_have_the_environment(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was inherited from a launch around this one is not taken for asked."""
+    monkeypatch.setenv("FSDP_TUI_ASKED", "compile")
+    monkeypatch.setenv("GIVEN", "before")
+    monkeypatch.setenv("OURS", "stays")
+    about = {"telemetry": "off", "env": {"GIVEN": "a 'b'=c", "EMPTY": ""}}
+    for options, asked in (({}, ""), ({"asked": ("strategy",), "prefetch": 1}, "strategy,prefetch")):
+        run = launch(ASKED, **about, **options)
+        assert run.wait() == 0
+        assert json.loads(run.paths.log(0).read_text()) == {
+            "FSDP_TUI_ASKED": asked,
+            "FSDP_TUI_STRATEGY": "fsdp2:full_shard",
+            "GIVEN": "a 'b'=c",
+            "EMPTY": "",
+            "OURS": "stays",
+        }
+        launched = load_state(run.paths.recording).launched
+        assert launched is not None
+        assert launched.strategy == ("fsdp2:full_shard" if asked else "")
+        assert ("--strategy" in launched.command) == bool(asked)
+        assert "GIVEN=a 'b'=c" in launched.command
+        assert launched.options["env.GIVEN"] == "a 'b'=c"
+
+
+def test_a_refusal_is_the_reason_whatever_was_printed_before(launch: Launch) -> None:
+    """It is the word of the runner, and not one of the script's."""
+    run = launch("import sys\nprint('loading: data')\nsys.exit('fsdp-tui refuses: --wrap none: not in this script')\n")
+    assert run.wait() == 1
+    ended = load_state(run.paths.recording).ended
+    assert ended is not None
+    assert ended.reason.endswith("exited with 1: fsdp-tui refuses: --wrap none: not in this script")
+
+
 def test_a_script_that_raises_is_failed_with_its_rank_and_its_last_lines(launch: Launch) -> None:
     """The traceback in the log begins in the script."""
     text = 'import os, time\nif os.environ["RANK"] == "1":\n    raise ValueError("no such layer")\ntime.sleep(60)\n'

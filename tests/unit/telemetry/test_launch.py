@@ -54,6 +54,7 @@ def test_the_default_launch_is_sound() -> None:
         (LaunchSpec(env={"RANK": "1"}), "env"),
         (LaunchSpec(env={"A": "\0"}), "env"),
         (LaunchSpec(target="script", script="/dev/null", args=("\0",)), "args"),
+        (LaunchSpec(target="module", script="pkg", directory="/nowhere"), "directory"),
         (LaunchSpec(target="script", script="/dev/null", strategy="fsdp2:reshard=3"), "strategy"),
         (LaunchSpec(target="script", script="/dev/null", strategy="ddp", prefetch=1), "strategy"),
         (LaunchSpec(target="script", script="/dev/null", reduce="bf16", asked=("precision",)), "reduce"),
