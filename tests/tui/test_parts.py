@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from fsdp_tui.telemetry.messages import Launched, Structure
+from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RankView
+from fsdp_tui.tui import tables
 from fsdp_tui.tui.filters import FilterError, rank_filter, run_filter
 from fsdp_tui.tui.pace import PATIENCE, Pace
 from fsdp_tui.tui.screens.bands import Band, fit_bands
@@ -14,7 +18,7 @@ from fsdp_tui.tui.screens.logs import KEEP_BYTES, LogView, Tail
 from fsdp_tui.tui.screens.run import bands_for, lateness, trend
 from fsdp_tui.tui.widgets.chart import LABEL, row_text
 from fsdp_tui.tui.widgets.chrome import HeaderFacts, ago, draw_header
-from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread
+from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread, write_strategies
 from fsdp_tui.tui.widgets.table import TableColumn, draw_table, paragraph
 from fsdp_tui.tui.widgets.traffic import calls_of, step_phases
 
@@ -143,6 +147,46 @@ def test_header_fits_every_width(width: int) -> None:
         assert "step 40" in text
     if width >= 60:
         assert "0.2 s old" in text
+
+
+@pytest.mark.parametrize(
+    ("requested", "script", "effective", "shown", "details"),
+    [
+        ("", "", "", "the script's own", 0),
+        ("", "ddp", "ddp", "ddp", 0),
+        ("", "fsdp1:full_shard", "fsdp1:no_shard", "fsdp1:full_shard → fsdp1:no_shard", 3),
+        ("ddp", "ddp", "ddp", "ddp", 0),
+        ("fsdp2:no_shard", "ddp", "fsdp2:no_shard", "fsdp2:no_shard · script: ddp", 3),
+        ("fsdp1:full_shard", "ddp", "fsdp1:no_shard", "fsdp1:full_shard → fsdp1:no_shard · script: ddp", 3),
+    ],
+)
+def test_requested_own_and_effective_strategy(
+    requested: str, script: str, effective: str, shown: str, details: int
+) -> None:
+    """The header has what differs, the verdicts' details all three, and the text of `show` too."""
+    recipe = Recipe(effective=effective)
+    state = RunState()
+    for message in recipe.messages():
+        if isinstance(message, Launched):
+            message = msgspec.structs.replace(message, strategy=requested)
+        elif isinstance(message, Structure):
+            if not effective:
+                continue
+            message = msgspec.structs.replace(message, detail={"script": script} if script else {})
+        state.apply(message)
+    run = state.view()
+    header = row_text(draw_header(HeaderFacts(run, True, recipe.now_ns), 160)).partition(" · ")[2]
+    assert header.startswith(f"{shown} · ")
+    rows = [row_text(row).rstrip() for row in write_strategies(run, 60)]
+    assert len(rows) == details
+    if details:
+        assert rows == [
+            f"requested     {requested or '–'}",
+            f"script's own  {script}",
+            f"effective     {effective}",
+        ]
+    for word in filter(None, (requested, script, effective)):
+        assert word in tables.summary(run).splitlines()[1]
 
 
 def test_header_before_the_first_sign_of_life() -> None:
