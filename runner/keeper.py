@@ -241,9 +241,9 @@ class Keeper:
                 continue
             if isinstance(message, Hello):
                 self.hellos[message.rank] = message
-                here = message.host == os.uname().nodename and message.pid not in self.processes
-                if here and ProcessId(message.pid, message.pid_started).alive():
-                    self._add(message.rank, message.pid, there=True)
+                if message.host == os.uname().nodename and message.pid not in self.processes:
+                    there = ProcessId(message.pid, message.pid_started).alive()
+                    self._add(message.rank, message.pid, there=there)
             elif isinstance(message, Goodbye):
                 self.goodbyes[message.rank] = message
 

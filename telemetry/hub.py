@@ -7,6 +7,7 @@ the same sockets, which takes up the recording where it ended. It ends within tw
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import secrets
 import socket
@@ -661,6 +662,7 @@ class Hub:
                 trouble = str(error)
         self._write_summary()
         self._publish()
+        self._settle_replies(math.inf)  # who asked for the stop may still wait for a rank that was killed
         self._done = True
         return trouble
 

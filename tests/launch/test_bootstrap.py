@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.launch.conftest import until
 
 SCRIPTS = {
     "says where it is": (
@@ -42,10 +45,12 @@ def run(words: list[str], folder: Path) -> tuple[int, bytes, bytes]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "neighbour.py").write_text("")
-    return tmp_path
+def folder(places: Path) -> Iterator[Path]:
+    """A working directory; nothing that the runs of its scripts have started is left in the end."""
+    (places / "sub").mkdir()
+    (places / "sub" / "neighbour.py").write_text("")
+    yield places
+    until(lambda: not list(places.glob("rt/*")), "the keepers have ended")
 
 
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
