@@ -366,8 +366,10 @@ class Attachment:
             self.detail["inputs"] = ", ".join(inputs)[:200]
         if self._sharding.own is not None:
             self.detail["script"] = self._sharding.own
-        if self._sharding.asked and "strategy" in self._sharding.asked:
+        if "strategy" in self._sharding.asked:
             self.detail["requested"] = self._sharding.wanted.strategy
+        if self._sharding.asked:
+            self.detail["asked"] = self._sharding.asked_text
         self.checks.setdefault("input", not_available("no DataLoader is iterated over"))
 
     def _optimizer_gone(self, ref: weakref.ref[Optimizer]) -> None:

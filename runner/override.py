@@ -106,6 +106,12 @@ class ScriptSharding:
             ),
         }
 
+    @property
+    def asked_text(self) -> str:
+        """As on the command line."""
+        words = ((FLAGS[name], getattr(self.wanted, name)) for name in sorted(self.asked))
+        return " ".join(flag if value is True else f"{flag} {value}" for flag, value in words)
+
     # What is the same for all
 
     def _outermost(self) -> bool:
@@ -312,8 +318,9 @@ class ScriptSharding:
         if not self.asked or any(sharding.applied_to(root) for root in roots):
             return
         if self.own is None and (self.asked != {"strategy"} or self.wanted.strategy != "single"):
-            asked = " ".join(f"{FLAGS[name]} {getattr(self.wanted, name)}" for name in sorted(self.asked))
-            refuse(f"{asked}: this script wraps nothing; expected {', '.join(WRAPPERS.values())} or shard(model) in it")
+            refuse(
+                f"{self.asked_text}: this script wraps nothing; expected {', '.join(WRAPPERS.values())} or shard(model) in it"
+            )
         for root in roots:
             if "checkpointing" in self.asked and self.wanted.checkpointing:
                 blocks = sharding.blocks_inside(root)

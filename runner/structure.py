@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from fsdp_tui.runner import facts, torch_ddp, torch_fsdp1, torch_fsdp2
 from fsdp_tui.runner.interpose import OK, Interposer, Observer, not_available
 from fsdp_tui.runner.ledger import GRAD_SHARD, ROOT, Holder, Ledger, Unit
-from fsdp_tui.runner.sharding import applied_to
+from fsdp_tui.runner.sharding import DTYPES, applied_to
 from fsdp_tui.runner.storages import Tally, local_tensor, storage_bytes
 from fsdp_tui.runner.wrapping import repeated_blocks
 from fsdp_tui.telemetry import messages
@@ -166,7 +166,7 @@ def _fsdp2(model: nn.Module) -> Wrapped:
     wrapped.shard_group = torch_fsdp2.shard_group_size(leaves[0])
     wrapped.replicas = torch_fsdp2.replicas(leaves[0])
     wrapped.beside = torch_fsdp2.ranks_beside(leaves[0])
-    wrapped.effective = _fsdp2_text(wrapped, leaves, [name for name, _ in groups])
+    wrapped.effective = _fsdp2_text(wrapped, groups, torch_fsdp2.wrapped_modules(model))
     wrapped.units = [torch_fsdp2.Fsdp2Unit(unit_name(name), group) for name, group in groups]
     wrapped.shared = [torch_fsdp2.Fsdp2Buffers(leaves)]
     wrapped.offloaded = any(torch_fsdp2.offloads(group) for group in leaves)
@@ -175,16 +175,16 @@ def _fsdp2(model: nn.Module) -> Wrapped:
     return wrapped
 
 
-def _fsdp2_text(wrapped: Wrapped, groups: list[Any], names: list[str]) -> str:
+def _fsdp2_text(wrapped: Wrapped, groups: list[tuple[str, Any]], modules: list[str]) -> str:
     """Text form from the mesh and the reshard flags. A root is kept after forward by default, so it is no witness."""
     if wrapped.shard_group == 1:
         return "fsdp2:no_shard"
     inner = [
         group
-        for group, name in zip(groups, names, strict=True)
-        if any(name != around and (not around or name.startswith(f"{around}.")) for around in names)
+        for name, group in groups
+        if any(name != around and (not around or name.startswith(f"{around}.")) for around in modules)
     ]
-    kept = torch_fsdp2.kept_after_forward((inner or groups)[0])
+    kept = torch_fsdp2.kept_after_forward(inner[0] if inner else groups[0][1])
     if wrapped.replicas > 1:
         name = "hybrid_shard_zero2" if kept is None and inner else "hybrid_shard"
         return _text("fsdp2", name, wrapped.shard_group, wrapped.replicas)
@@ -199,9 +199,9 @@ def detail_of(model: nn.Module, wrapped: Wrapped) -> Detail:
     """What was asked for and what came of it, for the record."""
     detail: Detail = {"shard_group": wrapped.shard_group, "replicas": wrapped.replicas, "units": len(wrapped.units)}
     if wrapped.check == OK and wrapped.api == "fsdp1":
-        detail |= torch_fsdp1.prefetching(model)
+        detail |= torch_fsdp1.prefetching(model) | _precision(torch_fsdp1.param_dtype(model))
     elif wrapped.check == OK and wrapped.api == "fsdp2":
-        detail |= torch_fsdp2.prefetching(model)
+        detail |= torch_fsdp2.prefetching(model) | _precision(torch_fsdp2.param_dtype(model))
     applied = applied_to(model)
     if applied is not None:
         sharding = applied.sharding
@@ -217,6 +217,11 @@ def detail_of(model: nn.Module, wrapped: Wrapped) -> Detail:
             "compile": sharding.compile,
         }
     return detail
+
+
+def _precision(dtype: torch.dtype | None) -> Detail:
+    """The type that the wrappers cast gathered parameters to, if they do."""
+    return {"precision": next((name for name, known in DTYPES.items() if known == dtype), str(dtype))} if dtype else {}
 
 
 def read_facts(

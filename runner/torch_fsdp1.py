@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fsdp_tui.runner.facts import Names, Part, UnitParts
@@ -119,6 +120,13 @@ def prefetching(model: nn.Module) -> dict[str, str | bool | None]:
         "backward_prefetch": "none" if backward is None and hasattr(root, "backward_prefetch") else _word(backward),
         "limit_all_gathers": getattr(root, "limit_all_gathers", None),
     }
+
+
+def param_dtype(model: nn.Module) -> torch.dtype | None:
+    """What gathered parameters are cast to; None: they stay as they are."""
+    mixed = getattr(_wrappers(model)[0][1], "mixed_precision", None)
+    dtype: torch.dtype | None = getattr(mixed, "param_dtype", None)
+    return dtype
 
 
 def _word(choice: Any) -> str | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -81,6 +82,18 @@ def groups(model: nn.Module) -> list[tuple[str, Any]]:
         for group in in_state:
             found.setdefault(id(group), (name, group))
     return list(found.values())
+
+
+def wrapped_modules(model: nn.Module) -> list[str]:
+    """Names of the modules that `fully_shard` was called on, whether they own parameters or not."""
+    return [name for name, module in model.named_modules() if hasattr(module, "_get_fsdp_state")]
+
+
+def param_dtype(model: nn.Module) -> torch.dtype | None:
+    """What gathered parameters are cast to; None: they stay as they are."""
+    found = groups(model)
+    dtype: torch.dtype | None = getattr(getattr(found[0][1], "mp_policy", None), "param_dtype", None) if found else None
+    return dtype
 
 
 def unshard_asynchronously(model: nn.Module) -> bool:
