@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from fsdp_tui.runner.clocks import Clock
-from fsdp_tui.runner.torch_dist import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, group_ranks
+from fsdp_tui.runner.torch_dist import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, awaited_storage, group_ranks
 from fsdp_tui.telemetry.messages import COMM_PHASES
 
 NOT_KNOWN = -1
@@ -103,11 +105,13 @@ class Collectives:
         self._last_gather: dict[int, Call] = {}
         self._wanted: dict[int, Any] = {}
         """Unit -> when compute came to need a gather that was not issued yet."""
+        self._awaited: dict[int, Call] = {}
+        """Functional collectives by the storage of their result."""
         self._reductions: list[Call] = []
         """On CUDA, those that compute has not come to need yet."""
         self._reductions_ns: list[tuple[int, int]] = []
         """DDP's, one per backward of the step."""
-        self._group_index: dict[int, int] = {}
+        self._group_index: dict[int | tuple[int, ...], int] = {}
         self.groups: list[list[int]] = []
         self.phase = OTHER
 
@@ -139,13 +143,30 @@ class Collectives:
 
     def returned(self, record: Call, result: Any) -> None:
         """The call has returned, which is its end if it is synchronous."""
-        if not record.asynchronous:
+        storage = awaited_storage(result)
+        if storage is not None:
+            self._awaited[storage] = record
+        elif not record.asynchronous or isinstance(result, Tensor):  # a functional one, waited for inside
+            record.asynchronous = False
             record.end = self._clock.mark()
         elif self._on_cpu and result is not None:
             result.get_future().add_done_callback(lambda _: self._complete(record))
 
     def _complete(self, record: Call) -> None:
         record.end = self._clock.mark()  # on gloo's thread; one assignment
+
+    def result_needed(self, storage: int) -> None:
+        """Compute comes to wait for the functional collective that fills this storage."""
+        if (call := self._awaited.get(storage)) is not None and call.needed is None:
+            call.needed = self._clock.mark()
+
+    def result_there(self, storage: int) -> None:
+        call = self._awaited.pop(storage, None)
+        if call is None or call.needed is None:
+            return
+        call.end = self._clock.mark()
+        if self._on_cpu:
+            call.waited_ns = self._clock.between(call.needed, call.end) or 0
 
     def waiting(self, owner: object) -> None:
         """Compute comes to need the unit's all-gather, which is under way or issued before `waited`."""
@@ -190,6 +211,7 @@ class Collectives:
         """Ends the step: its calls, and a clean page."""
         taken, self._calls = self._calls, []
         self._last_gather.clear()
+        self._awaited.clear()
         self._reductions = []
         times, self._reductions_ns = self._reductions_ns, []
         known = bool(times) and all(span != NOT_KNOWN for span, _ in times)
@@ -197,11 +219,12 @@ class Collectives:
         return StepCalls(self._clock, taken, self._on_cpu, together if known else (NOT_KNOWN, NOT_KNOWN))
 
     def _index(self, group: Any) -> int:
-        known = self._group_index.get(id(group))
+        key = tuple(group) if isinstance(group, list) else id(group)
+        known = self._group_index.get(key)
         if known is not None:
             return known
         ranks = group_ranks(group)
         if ranks not in self.groups:
             self.groups.append(ranks)
-        self._group_index[id(group)] = self.groups.index(ranks)
-        return self._group_index[id(group)]
+        self._group_index[key] = self.groups.index(ranks)
+        return self._group_index[key]

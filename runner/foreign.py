@@ -29,6 +29,8 @@ RUN = "FSDP_TUI_RUN"
 TELEMETRY = "FSDP_TUI_TELEMETRY"
 WAIT_S = 5.0
 """How long a training waits for the hub before its first step at most; it has had the time of all imports by then."""
+RECORDED_S = 1.0
+"""How long the last rank waits at most until its end is recorded."""
 
 RANKS = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
@@ -307,7 +309,10 @@ def wait_for_run(path: Path, timeout_s: float = WAIT_S) -> None:
 
 def leave(code: int, error: BaseException | None) -> None:
     """This rank's last word: what Python will exit with, and what the script has raised. Nobody but a process's parent can
-    read its exit code, so that the keeper has it from here."""
+    read its exit code, so that the keeper has it from here.
+
+    The last rank waits until the end of the run is recorded: with it a Slurm step or a container may end, and the keeper.
+    """
     if _joined is None or _joined.pid != os.getpid():
         return
     said = ""
@@ -316,13 +321,24 @@ def leave(code: int, error: BaseException | None) -> None:
     elif isinstance(error, SystemExit) and isinstance(error.code, str):
         said = _line(error.code)
     code = -2 if isinstance(error, KeyboardInterrupt) else code & 0xFF
-    with contextlib.suppress(OSError):
-        if (_joined.folder / "keeper").exists():
-            last = _joined.folder / f"end-{_joined.pid}"
+    folder = _joined.folder
+    with contextlib.suppress(OSError, KeyboardInterrupt):
+        if (folder / "keeper").exists():
+            last = folder / f"end-{_joined.pid}"
             last.write_text(f"{time.time_ns()} {code} {said}", encoding="utf-8", errors="replace")
+            deadline_s = time.monotonic() + RECORDED_S
+            while _all_have_left(folder) and time.monotonic() < deadline_s:
+                time.sleep(0.01)
         else:  # the first local rank never came: there is nobody to tell
-            (_joined.folder / f"rank-{_joined.rank}").unlink()
-            _joined.folder.rmdir()
+            (folder / f"rank-{_joined.rank}").unlink()
+            folder.rmdir()
+
+
+def _all_have_left(folder: Path) -> bool:
+    """Whether a keeper is there that waits for nobody any more, and has not recorded it yet."""
+    names = set(os.listdir(folder))
+    pids = [read(folder / name).partition(" ")[0] for name in names if name.startswith("rank-")]
+    return "run" in names and all(f"end-{pid}" in names for pid in pids) and lives(read(folder / "keeper"))
 
 
 def _line(what: object) -> str:

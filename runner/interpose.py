@@ -61,6 +61,11 @@ class Observer(Protocol):
     def recomputed(self, tensor: Any) -> None:
         """Backward takes a tensor that it has recomputed; the operator that needs it runs next."""
 
+    def result_needed(self, storage: int) -> None:
+        """Compute begins to wait for the result of a functional collective, by the identity of its storage."""
+
+    def result_there(self, storage: int) -> None: ...
+
     def collective(self, kind: int, nbytes: int, group: Any, asynchronous: bool, call: Callable[[], Any]) -> Any:
         """Runs the call, which is a collective, and returns what it returned."""
 

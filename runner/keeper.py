@@ -3,7 +3,7 @@
     python -m fsdp_tui.runner.keeper FOLDER --world-size N --ranks LOCAL --command-of PID -- [-m] TARGET args
 
 It makes the run and its hub, replaces a hub that was killed, takes the ranks down in steps when a viewer wants them stopped, and
-when all of them are gone says how the run ended. What nobody but their parent can know, it does not know: exit codes come from
+when all of them have left says how the run ended. What nobody but their parent can know, it does not know: exit codes come from
 the ranks themselves (their last word in FOLDER, their goodbye), and a rank that was killed leaves none.
 
 Signals do not end it, so that a launcher which ends everything around its ranks still has a complete record.
@@ -34,7 +34,7 @@ from fsdp_tui.telemetry.places import RunError, runtime
 from fsdp_tui.telemetry.rundir import ProcessId, RunPaths, remove_alive
 
 LATE_S = 1.0
-"""How long after all ranks that are known have gone another one of the same launch may still come up."""
+"""How long after all ranks that are known have left another one of the same launch may still come up."""
 ROSTER_S = 0.5
 """Between questions who is there. Ranks that a registered process has made itself are known from their hello only."""
 ANSWER_S = 0.7
@@ -48,7 +48,7 @@ class Process:
     rank: int
     pid: int
     handle: int
-    """A pidfd; -1: it is gone."""
+    """A pidfd; -1: it has left."""
     said: str = ""
     """Its last word: when, exit code, error."""
     gone_ns: int | None = None
@@ -139,13 +139,14 @@ class Keeper:
         """When a process came or went last."""
 
     def supervise(self) -> Ended:
-        """Watches over the run until all its ranks are gone; returns how it ended."""
+        """Watches over the run until all its ranks have left; returns how it ended."""
         assert self.hub.channel is not None
         self._poller.register(self.hub.channel, zmq.POLLIN)
         while True:
             self._admit()
-            ready = dict(self._poller.poll(100))
-            self._see_off(ready)
+            # When one rank has left, the others do in a moment, and the last one waits for us.
+            leaving = len(self._there()) < len(self.processes)
+            self._see_off(dict(self._poller.poll(10 if leaving else 100)))
             self._hear()
             if self._over():
                 break
@@ -199,8 +200,9 @@ class Keeper:
             self._gone(process)
 
     def _see_off(self, ready: dict[object, int]) -> None:
+        """Processes that have ended, or have said that they do: then the script has, and that is the end of the run."""
         for process in self._there():
-            if process.handle in ready:
+            if process.handle in ready or (self.folder / f"end-{process.pid}").exists():
                 self._poller.unregister(process.handle)
                 os.close(process.handle)
                 process.handle = -1

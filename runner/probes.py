@@ -153,6 +153,14 @@ class Probes:
             self._fail("collectives", error)
         return result
 
+    def result_needed(self, storage: int) -> None:
+        if (collectives := self.collectives) is not None:
+            self._guarded("collectives", lambda: collectives.result_needed(storage))
+
+    def result_there(self, storage: int) -> None:
+        if (collectives := self.collectives) is not None:
+            self._guarded("collectives", lambda: collectives.result_there(storage))
+
     # Phases
 
     def _enter(self, phase: str) -> None:
