@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from types import ModuleType, TracebackType
 
 from fsdp_tui.runner import foreign
@@ -110,7 +109,7 @@ def main() -> None:
     foreign.ensure_run(arguments, as_module=as_module)
     from fsdp_tui.runner import attach
 
-    attached = attach.begin(run_file)
+    attached = attach.begin(foreign.run_file)
     sys.argv[:] = arguments
     error: BaseException | None = None
     try:
@@ -132,9 +131,3 @@ def _exit_code(error: BaseException | None) -> int:
     if not isinstance(error, SystemExit):
         return 0 if error is None else 1
     return error.code if isinstance(error.code, int) else int(error.code is not None)
-
-
-def run_file() -> Path | None:
-    """The run that this rank belongs to, if any."""
-    named = os.environ.get("FSDP_TUI_RUN")
-    return Path(named) if named else None

@@ -29,7 +29,7 @@ RUN = "FSDP_TUI_RUN"
 TELEMETRY = "FSDP_TUI_TELEMETRY"
 WAIT_S = 5.0
 """How long a training waits for the hub before its first step at most; it has had the time of all imports by then."""
-RECORDED_S = 1.0
+RECORDED_S = 2.0
 """How long the last rank waits at most until its end is recorded."""
 
 RANKS = (
@@ -326,19 +326,25 @@ def leave(code: int, error: BaseException | None) -> None:
         if (folder / "keeper").exists():
             last = folder / f"end-{_joined.pid}"
             last.write_text(f"{time.time_ns()} {code} {said}", encoding="utf-8", errors="replace")
-            deadline_s = time.monotonic() + RECORDED_S
-            while _all_have_left(folder) and time.monotonic() < deadline_s:
-                time.sleep(0.01)
+            if _all_have_left(folder):
+                _wait_for_record(folder)
         else:  # the first local rank never came: there is nobody to tell
             (folder / f"rank-{_joined.rank}").unlink()
             folder.rmdir()
 
 
 def _all_have_left(folder: Path) -> bool:
-    """Whether a keeper is there that waits for nobody any more, and has not recorded it yet."""
     names = set(os.listdir(folder))
     pids = [read(folder / name).partition(" ")[0] for name in names if name.startswith("rank-")]
-    return "run" in names and all(f"end-{pid}" in names for pid in pids) and lives(read(folder / "keeper"))
+    return all(f"end-{pid}" in names for pid in pids)
+
+
+def _wait_for_record(folder: Path) -> None:
+    """Returns when the keeper has ended the run, or cannot."""
+    keeper, alive = read(folder / "keeper"), os.readlink(folder / "run")
+    deadline_s = time.monotonic() + RECORDED_S
+    while os.path.exists(alive) and lives(keeper) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
 
 
 def _line(what: object) -> str:

@@ -15,7 +15,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -29,6 +28,7 @@ from torch.optim import Optimizer
 from fsdp_tui.runner import (
     attach,
     devices,
+    foreign,
     structure,
     torch_checkpoint,
     torch_ddp,
@@ -739,14 +739,14 @@ def watch(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer]) -> Run:
     steps = os.environ.get("FSDP_TUI_STEPS", "")
     max_steps = int(steps) if steps.isdigit() and int(steps) > 0 else None
     attach.stand_back()
-    run_file = os.environ.get("FSDP_TUI_RUN")
-    if not run_file or os.environ.get("FSDP_TUI_TELEMETRY") == "off":
+    run_file = foreign.run_file()
+    if run_file is None:
         return Run(max_steps)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     from fsdp_tui.runner import sender
 
     def connect(hello: Hello) -> Sender:
-        return sender.Sender.connect(Path(run_file), hello)
+        return sender.Sender.connect(run_file, hello)
 
     return WatchedRun(model, optimizers, connect, max_steps)
 
