@@ -366,9 +366,11 @@ def test_launches_by_one_process_that_overlap_are_two_runs(begin: Begin) -> None
 
 
 def test_python_alone_is_a_run_of_one_rank(begin: Begin) -> None:
-    """Its exit code is its own."""
+    """Its exit code is its own, and when it ends its record is complete."""
     text = "import sys\nfrom fsdp_tui.runner import watch\nprint('hello')\nsys.exit(3)\n"
     assert begin(*MODULE, "train.py", "--lr", "1", text=text).wait(30) == 3
+    [run] = list_runs()  # at once: a Slurm step or a container that ends with its last rank has all of it too
+    assert (run.state, run.live) == ("failed", False)
     state, ended = _recorded()
     assert (ended.state, ended.failed_rank, ended.exit_codes) == ("failed", 0, {"0": 3})
     assert state.launched is not None
