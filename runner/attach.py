@@ -114,6 +114,8 @@ class Attachment:
         self._closure_losses = 0
         self._stepped: set[int] = set()
         """Optimizers that have stepped in it, by id."""
+        self._seen_stepping: set[int] = set()
+        """Optimizers that have stepped at all, by id."""
         self._awaited: set[int] | None = None
         """Optimizers that a step waits for; None: for all there are."""
         self._gone_on = False
@@ -157,6 +159,7 @@ class Attachment:
 
     def _optimizer_imported(self, module: ModuleType) -> None:
         _around(module.Optimizer, "__init__", self._around_optimizer)
+        _around(module.Optimizer, "zero_grad", self._around_zero_grad)
         module.register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizer_begins(optimizer))
         module.register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizer_ends(optimizer))
 
@@ -191,6 +194,14 @@ class Attachment:
             return result
 
         return init
+
+    def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if self._run is not None and not _compiling():
+                self._gradients_used(optimizer)
+            return original(optimizer, *args, **kwargs)
+
+        return zero_grad
 
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -429,6 +440,17 @@ class Attachment:
         if (run := self._run) is not None:
             if run.probes.on:
                 run.probes.optimizer_ends()
+            self._stepped.add(id(optimizer))
+            self._seen_stepping.add(id(optimizer))
+
+    def _gradients_used(self, optimizer: Optimizer) -> None:
+        """Gradients are dropped. If no step of this optimizer was ever seen, and something was compiled, its step was."""
+        from fsdp_tui.runner import torch_compile
+
+        if self._backwards and id(optimizer) not in self._seen_stepping and torch_compile.graphs():
+            self.checks["optimizer"] = not_available("its step is compiled: its time is in the rest")
+            if self._run is not None and self._run.probes.on:
+                self._run.probes.optimizer_ends()  # the memory of now, with the gradients
             self._stepped.add(id(optimizer))
 
     def _consider_optimizer(self, optimizer: Optimizer) -> None:
