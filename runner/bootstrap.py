@@ -121,9 +121,11 @@ def main() -> None:
     finally:
         if attached is not None:
             attached.close(None if isinstance(error, SystemExit) else error, _exit_code(error))
-            if attached.left and isinstance(error, SystemExit):
-                sys.exit(0)  # it was asked to end here, whatever its handler of SIGTERM exits with
-        foreign.leave(_exit_code(error), error)
+        # It was asked to end here, whatever its handler of SIGTERM exits with.
+        asked = attached is not None and attached.left and isinstance(error, SystemExit)
+        foreign.leave(0 if asked else _exit_code(error), error)
+        if asked:
+            sys.exit(0)
 
 
 def _exit_code(error: BaseException | None) -> int:

@@ -52,6 +52,21 @@ if end == "exits":
     sys.exit(3)
 """
 
+UNMODIFIED = """\
+import time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+model = fully_shard(nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16)))
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(8, 16)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
 MODULE = [sys.executable, "-m", "fsdp_tui.runner"]
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2"]
 
@@ -222,9 +237,10 @@ def test_an_exception_in_one_rank_is_that_ranks(begin: Begin, places: Path) -> N
     assert b"ValueError: bad batch" in (places / "printed").read_bytes()
 
 
-def test_a_viewer_stops_all_ranks_at_one_step_and_torchrun_ends_well(begin: Begin, places: Path) -> None:
-    """Agreed, as under our own launcher."""
-    torchrun = begin(*TORCHRUN, "-m", "fsdp_tui.runner", "train.py", "100000", "ends", text=TRAIN)
+@pytest.mark.parametrize("text", [TRAIN, UNMODIFIED], ids=["with watch", "unmodified"])
+def test_a_viewer_stops_all_ranks_at_one_step_and_torchrun_ends_well(begin: Begin, places: Path, text: str) -> None:
+    """Agreed, as under our own launcher; so are a pause and a capture."""
+    torchrun = begin(*TORCHRUN, "-m", "fsdp_tui.runner", "train.py", "100000", "ends", text=text)
     [run] = _live()
     with open_run(run) as client:
         _training(client)
