@@ -1,0 +1,91 @@
+"""A script on several ranks without us: plain Python, in the environment that torchrun gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed import TCPStore
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What is left of the ranks: exit codes and all that each printed, by rank."""
+
+    codes: list[int]
+    logs: list[bytes]
+
+
+def run_plain(
+    words: Sequence[str],
+    folder: Path,
+    ranks: int = 2,
+    *,
+    directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 120,
+) -> Ended:
+    """Runs `python WORDS` on every rank and waits; logs go to `folder`.
+
+    As under torchrun the ranks meet at a store that is there before them, so no port can be taken in between; and when
+    one fails the others are ended.
+
+    Raises:
+        subprocess.TimeoutExpired: they did not end in time; none is left.
+    """
+    store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    shared = {key: value for key, value in (environment or os.environ).items() if not key.startswith("FSDP_TUI_")}
+    shared |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "plain",
+        "OMP_NUM_THREADS": "1",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            with open(folder / f"rank-{rank}.log", "wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-u", *words],
+                        env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "ROLE_RANK": str(rank)},
+                        cwd=directory,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        codes = _wait(processes, timeout_s)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return Ended(codes, [(folder / f"rank-{rank}.log").read_bytes() for rank in range(ranks)])
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> list[int]:
+    left = timeout_s
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() not in (None, 0) for process in processes):
+            for process in processes:
+                process.terminate()
+        for process in processes:
+            if process.poll() is None:
+                try:
+                    process.wait(0.05)
+                except subprocess.TimeoutExpired:
+                    left -= 0.05
+                    if left < 0:
+                        raise
+    return [process.returncode for process in processes]

@@ -1,0 +1,25 @@
+"""Forward and backward run inside optimizer.step(closure)."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from toy import Model, batch, close, criterion, report
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = Model()
+for block in model.blocks:
+    fully_shard(block)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(1, 9):
+
+    def closure(step=step):
+        x, y = batch(step)
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        return loss
+
+    report(step, optimizer.step(closure))
+close()

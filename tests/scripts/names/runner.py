@@ -1,0 +1,1 @@
+WORD = "the script's own runner"

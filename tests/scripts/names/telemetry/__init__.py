@@ -1,0 +1,1 @@
+from .log import log as log

@@ -1,0 +1,2 @@
+def banner(text):
+    return f"== {text} =="
