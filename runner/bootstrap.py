@@ -77,18 +77,39 @@ def _run_module(name: str) -> None:
 
 
 def _hide_our_frames() -> None:
-    """Makes the traceback of the script's own error begin in the script."""
+    """Makes the tracebacks of the script's own errors what they are without us, those of their causes too."""
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        script = frame = trace
-        while frame is not None:
-            if frame.tb_frame.f_code.co_filename == __file__:
-                script = frame.tb_next
-            frame = frame.tb_next
-        shown(kind, error.with_traceback(script), script)
+        seen: set[int] = set()
+        waiting: list[BaseException | None] = [error]
+        while waiting:
+            one = waiting.pop()
+            if one is None or id(one) in seen:
+                continue
+            seen.add(id(one))
+            waiting += [one.__cause__, one.__context__]
+            one.__traceback__ = _without_ours(one.__traceback__)
+        shown(kind, error, error.__traceback__)
 
     sys.excepthook = hook
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """The same frames without those of this package, nor what started the script as a module."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    scripts = [at for at, one in enumerate(frames) if one.tb_frame.f_code.co_filename == __file__]
+    kept: TracebackType | None = None
+    for one in reversed(frames[scripts[-1] + 1 :] if scripts else frames):
+        if os.path.dirname(one.tb_frame.f_code.co_filename) != _HERE:
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return kept
+
+
+_HERE = os.path.dirname(__file__)
 
 
 def main() -> None:

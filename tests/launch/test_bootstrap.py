@@ -35,6 +35,35 @@ SCRIPTS = {
     "imports its neighbour": "import neighbour; print(neighbour.__file__)",
     "is killed": "import os, signal; print('bye', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
     "prints bytes": "import sys; sys.stdout.buffer.write(b'\\x00\\xff')",
+    "raises in backward": (
+        "import torch\n"
+        "class F(torch.autograd.Function):\n"
+        "    forward = staticmethod(lambda ctx, x: x * 2)\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, grad):\n"
+        "        raise ValueError('in backward')\n"
+        "model = torch.nn.Linear(3, 3)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for step in range(3):\n"
+        "    loss = model(torch.ones(2, 3)).sum()\n"
+        "    try:\n"
+        "        (loss if step < 2 else F.apply(loss)).backward()\n"
+        "    except ValueError as error:\n"
+        "        raise RuntimeError('outer') from error\n"
+        "    optimizer.step()\n"
+    ),
+    "raises in a closure": (
+        "import torch\n"
+        "model = torch.nn.Linear(3, 3)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "def closure():\n"
+        "    loss = model(torch.ones(2, 3)).sum()\n"
+        "    loss.backward()\n"
+        "    return loss\n"
+        "optimizer.step(closure)\n"
+        "model.forward = lambda x: 1 / 0\n"
+        "optimizer.step(closure)\n"
+    ),
     "reads its source": "import inspect\ndef f(): pass\nprint(inspect.getsource(f))",
 }
 
