@@ -59,9 +59,10 @@ SCRIPTS = {
         "def closure():\n"
         "    loss = model(torch.ones(2, 3)).sum()\n"
         "    loss.backward()\n"
-        "    return loss\n"
+        "    return 1 / done\n"
+        "done = 1\n"
         "optimizer.step(closure)\n"
-        "model.forward = lambda x: 1 / 0\n"
+        "done = 0\n"
         "optimizer.step(closure)\n"
     ),
     "reads its source": "import inspect\ndef f(): pass\nprint(inspect.getsource(f))",
