@@ -201,7 +201,7 @@ class Dashboard(App[int]):
                 self.feed.close()
             self.feed = Feed(self.services, entry, 0.8 / self.pace.hz)
             for screen in self._screens():
-                if isinstance(screen, RunScreen):
+                if isinstance(screen, View):
                     screen.on_run_opened()
         self.action_show("run")
 

@@ -13,10 +13,11 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Button, Input, Static
 
+from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.tui.keys import shown
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import Row
-from fsdp_tui.tui.widgets.chrome import Header, KeyBar, Tabs
+from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, KeyBar, Tabs
 from fsdp_tui.tui.widgets.table import Reader
 
 if TYPE_CHECKING:
@@ -41,6 +42,23 @@ class View(Screen[None]):
 
     def on_tick(self) -> None:
         """Draws the newest picture; called at the app's rate and after every key that changes what is shown."""
+
+    def on_run_opened(self) -> None:
+        """Another run is open: nothing of the one before stays."""
+
+    def show_header(self) -> None:
+        """The open run in the first line."""
+        board = self.board
+        snapshot = board.snapshot
+        self.query_one(Header).show_facts(
+            HeaderFacts(
+                snapshot.view if snapshot else None,
+                bool(snapshot and snapshot.live),
+                board.services.now_ns(),
+                name=board.feed.entry.name if board.feed else "",
+                problem=board.feed.error if board.feed else "",
+            )
+        )
 
     def on_filter(self, text: str) -> str:
         """Takes a filter while it is typed; returns why it is none, or ""."""
@@ -126,6 +144,23 @@ class View(Screen[None]):
         for widget in self.query(".first"):
             self.set_focus(widget)
             return
+
+    # The training
+
+    def going_on(self, word: str) -> bool:
+        """Whether the open run still trains; else says that there is nothing to `word`."""
+        snapshot = self.board.snapshot
+        if snapshot is not None and snapshot.live and snapshot.view.state not in ENDED:
+            return True
+        self.app.notify(f"this run is over: nothing to {word}" if snapshot else "no run is open")
+        return False
+
+    def action_capture(self) -> None:
+        """Asks all ranks for a deep capture of the next step; on screens whose keys have it."""
+        if self.going_on("capture"):
+            self.board.command("capture")
+
+    # Leaving
 
     def action_back(self) -> None:
         """Ends the filter if there is one, else leaves the screen."""

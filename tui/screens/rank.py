@@ -16,7 +16,7 @@ from fsdp_tui.tui.keys import RANK, bindings_of
 from fsdp_tui.tui.screens.base import View, title_of
 from fsdp_tui.tui.theme import GROUP_OF, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
-from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
+from fsdp_tui.tui.widgets.chrome import Tabs
 from fsdp_tui.tui.widgets.table import Reader, TableColumn, draw_table, paragraph
 
 
@@ -36,9 +36,7 @@ class RankScreen(View):
     def on_tick(self) -> None:
         snapshot = self.board.snapshot
         run = snapshot.view if snapshot else None
-        self.query_one(Header).show_facts(
-            HeaderFacts(run, bool(snapshot and snapshot.live), self.board.services.now_ns())
-        )
+        self.show_header()
         self.query_one(Tabs).show_notes([[("← → rank   esc back", QUIET)]])
         pane = self.query_one("#rank", Reader)
         found = next((rank for rank in run.ranks if rank.rank == self.rank), None) if run else None

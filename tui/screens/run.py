@@ -15,13 +15,12 @@ from textual.events import Click
 from textual.message import Message
 from textual.widget import Widget
 
-from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.filters import FilterError, RankTest, rank_filter
 from fsdp_tui.tui.keys import RUN, bindings_of
-from fsdp_tui.tui.screens.bands import Band, fit_bands
-from fsdp_tui.tui.screens.base import Text, View, title_of
+from fsdp_tui.tui.screens.bands import Band, Banded
+from fsdp_tui.tui.screens.base import Text, title_of
 from fsdp_tui.tui.screens.details import write_call, write_events
 from fsdp_tui.tui.screens.logs import LogsScreen
 from fsdp_tui.tui.screens.rank import RankScreen
@@ -29,7 +28,7 @@ from fsdp_tui.tui.source import Snapshot
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.bars import Column, MemoryBars, rank_bars
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Row, crop, flow
-from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
+from fsdp_tui.tui.widgets.chrome import Tabs
 from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread, write_verdicts
 from fsdp_tui.tui.widgets.lines import LineChart, Plot, Series
 from fsdp_tui.tui.widgets.phases import PhaseBar
@@ -43,7 +42,6 @@ from fsdp_tui.tui.widgets.traffic import (
 )
 
 SORTS = ("rank", "peak", "states", "lateness")
-BANDS = ("top", "strip", "charts", "step", "lists")
 WINDOWS = (None, 1000, 200, 50)
 """Steps that the charts show; None: all."""
 WIDE, MEDIUM = 100, 60
@@ -112,11 +110,12 @@ class RankBars(MemoryBars):
             self.post_message(self.Moved(to=bar))
 
 
-class RunScreen(View):
+class RunScreen(Banded):
     """The open run."""
 
     KIND = RUN
     BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(RUN))
+    BANDS = ("top", "strip", "charts", "step", "lists")
     FILTER_HINT = "ranks: 5   8-15   >90%   host or device pattern   !inverts"
 
     def __init__(self) -> None:
@@ -130,10 +129,8 @@ class RunScreen(View):
         self.rank = 0
         """The one that the cursor is on."""
         self._keep: RankTest = rank_filter("")
-        self._zoomed: Widget | None = None
         self._drawn: tuple[object, ...] = ()
         self._drawn_run: RunView | None = None
-        self._below: list[str] = []
 
     def body(self) -> Iterable[Widget]:
         bars = RankBars(id="memory", classes="pane first")
@@ -167,7 +164,6 @@ class RunScreen(View):
         return self.frozen or self.board.snapshot
 
     def on_run_opened(self) -> None:
-        """Another run: nothing of the one before stays."""
         self.frozen, self.rank, self._drawn = None, 0, ()
         if self.ready:
             self.end_filter()
@@ -177,17 +173,7 @@ class RunScreen(View):
     def on_tick(self) -> None:
         if not self.ready:
             return
-        board = self.board
-        current = board.snapshot
-        self.query_one(Header).show_facts(
-            HeaderFacts(
-                current.view if current else None,
-                bool(current and current.live),
-                board.services.now_ns(),
-                name=board.feed.entry.name if board.feed else "",
-                problem=board.feed.error if board.feed else "",
-            )
-        )
+        self.show_header()
         self.query_one(Tabs).show_notes(self._notes())
         shown = self.snapshot
         run = shown.view if shown else None
@@ -200,7 +186,7 @@ class RunScreen(View):
             self.window,
             self.rank,
             self._keep,
-            self._zoomed,
+            self.zoomed,
         )
         if run is self._drawn_run and key == self._drawn:
             return
@@ -254,29 +240,11 @@ class RunScreen(View):
         return sorted(kept, key=keys[SORTS[self.sort]], reverse=self.reverse)
 
     def _lay_out(self, run: RunView | None) -> None:
-        width, height = self.size
+        width = self.size.width
         self.set_class(width >= WIDE, "-wide")
         self.set_class(width < MEDIUM, "-narrow")
-        room = self.query_one("#body").size.height or max(1, height - 4)
-        zoomed = self._zoomed
-        for pane in self.query(".pane"):
-            pane.set_class(zoomed is not None and pane is not zoomed, "-away")
-            pane.set_class(pane is zoomed, "-alone")
-        if zoomed is not None:
-            self._below = []
-            for name in BANDS:
-                band = self.query_one(f"#{name}")
-                band.display = zoomed in band.children
-                band.styles.height = room
-            return
         ranks = len(self.ranks()) if run else 1
-        bands = bands_for(width, ranks, len(calls_of(run)) if run else 0, len(run.verdicts) if run else 1)
-        heights, self._below = fit_bands(bands, room)
-        for name in BANDS:
-            band = self.query_one(f"#{name}")
-            band.display = name in heights
-            if name in heights:
-                band.styles.height = heights[name]
+        self.lay_out(bands_for(width, ranks, len(calls_of(run)) if run else 0, len(run.verdicts) if run else 1))
 
     def _show_memory(self, run: RunView | None) -> None:
         pane = self.query_one("#memory", RankBars)
@@ -333,7 +301,7 @@ class RunScreen(View):
         x, losses, rates = (
             run.series.steps[:whole].astype(float),
             run.series.loss[:whole],
-            run.series.tokens_per_s[:whole],
+            run.throughput.series[:whole],
         )
         last = WINDOWS[self.window]
         window = (x[-1] - last, float("inf")) if last and len(x) else None
@@ -351,14 +319,15 @@ class RunScreen(View):
             )
         )
         ranks = max(1, run.world_size)
-        per_rank = f" · {fmt.rate(run.tokens_per_s / ranks)} per rank" if run.tokens_per_s and ranks > 1 else ""
-        title_of(rate, f"tokens/s {fmt.rate(run.tokens_per_s)}{per_rank}{span}")
+        unit, per_s, _ = run.throughput
+        per_rank = f" · {fmt.rate(per_s / ranks)} per rank" if per_s and ranks > 1 else ""
+        title_of(rate, f"{unit} {fmt.rate(per_s)}{per_rank}{span}")
         rate.show_plot(
             Plot(
                 series=[Series(x, rates, role="series-4", known=np.isfinite(rates))],
                 window=window,
                 y_text=fmt.rate,
-                empty="no tokens counted yet",
+                empty="no tokens or samples counted yet",
             )
         )
 
@@ -386,8 +355,8 @@ class RunScreen(View):
         calm: list[Row] = []
         below = {"lists": "collectives, events", "step": "step", "charts": "loss", "strip": "verdicts"}
         hint: list[Row] = []
-        if self._below and self._zoomed is None:
-            hidden = ", ".join(below[name] for name in self._below if name in below)
+        if self.below and self.zoomed is None:
+            hidden = ", ".join(below[name] for name in self.below if name in below)
             where = f"not shown, needs more lines: {hidden}" if self.board.still else f"▼ {hidden}: tab"
             hint = [[(where, Ink("ok"))]]
         if run is not None:
@@ -445,14 +414,6 @@ class RunScreen(View):
         self.window = (self.window + 1) % len(WINDOWS)
         self.on_tick()
 
-    def action_zoom(self) -> None:
-        """The focused pane alone, or all of them again."""
-        wanted = None if self._zoomed is not None else self.focused
-        if wanted is not None and not wanted.has_class("pane"):
-            return
-        self._zoomed = wanted
-        self.on_tick()
-
     def action_open(self) -> None:
         """Details of the focused pane."""
         shown, focused = self.snapshot, self.focused
@@ -488,7 +449,7 @@ class RunScreen(View):
             self.board.prepare_launch(self.board.feed.entry)
 
     def action_stop(self) -> None:
-        if not self._going_on("stop"):
+        if not self.going_on("stop"):
             return
         name = self.board.feed.entry.name if self.board.feed else ""
         self.board.ask(
@@ -498,7 +459,7 @@ class RunScreen(View):
         )
 
     def action_hold(self) -> None:
-        if not self._going_on("hold"):
+        if not self.going_on("hold"):
             return
         if self.board.snapshot and self.board.snapshot.view.state == "paused":
             self.board.command("resume")
@@ -508,23 +469,6 @@ class RunScreen(View):
             [("n", "no, let it train", "no"), ("h", "hold it", "hold")],
             lambda answer: self.board.command("pause") if answer == "hold" else None,
         )
-
-    def action_capture(self) -> None:
-        if self._going_on("capture"):
-            self.board.command("capture")
-
-    def _going_on(self, word: str) -> bool:
-        snapshot = self.board.snapshot
-        if snapshot is not None and snapshot.live and snapshot.view.state not in ENDED:
-            return True
-        self.app.notify(f"this run is over: nothing to {word}" if snapshot else "no run is open")
-        return False
-
-    def action_back(self) -> None:
-        if self._zoomed is not None:
-            self.action_zoom()
-        else:
-            super().action_back()
 
 
 def lateness(run: RunView) -> dict[int, int]:
