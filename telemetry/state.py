@@ -7,19 +7,18 @@ median. It has no clock and does no I/O.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from fsdp_tui.telemetry import bandwidth, verdicts
+from fsdp_tui.telemetry import verdicts
 from fsdp_tui.telemetry.bandwidth import ALL_REDUCE
+from fsdp_tui.telemetry.collectives import FIRST_BUCKET, CommStep, sum_collectives
+from fsdp_tui.telemetry.medians import CollectiveMedians
 from fsdp_tui.telemetry.messages import (
     CATEGORIES,
     COLLECTIVES,
@@ -40,14 +39,8 @@ from fsdp_tui.telemetry.messages import (
     Structure,
 )
 from fsdp_tui.telemetry.view import (
-    BUCKETS,
-    NO_CALLS,
     BucketView,
-    Collective,
-    CollectiveStats,
     Column,
-    CommTotals,
-    Lateness,
     RankView,
     RunView,
     Series,
@@ -67,43 +60,8 @@ MAX_EVENTS = 2_000
 CAPTURES_PER_RANK = 2
 MAX_CAPTURES = 64
 """Captures that are kept, over all ranks; the oldest go first, but of each rank the newest stays."""
-STEADY = 0.85
-"""Share of the steps in which a rank must be late for it to be late steadily: with 20 steps, 17 of them."""
-DURATION, EXPOSED = 0, 1
-"""Columns of `CommStep.spans`."""
-FIRST_BUCKET = -2
-"""`Comm.unit` of DDP's first bucket; the others count down from it."""
 DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"}
 """Memory category -> the reading of a `Gauge` that it is."""
-
-
-class CommStep(msgspec.Struct):
-    """Collectives of one step over ranks: sums per (unit, kind, phase), float64 matrices of ranks x keys as bytes.
-
-    Inside them NaN is "not known": the rank did not report the step, or a collective's waiting time was not measured.
-    """
-
-    step: int
-    keys: list[tuple[int, int, int]]
-    calls: list[float]
-    nbytes: list[float]
-    ranks: int
-    duration: bytes
-    exposed: bytes
-    late: bytes
-    group_sizes: list[int] = []
-    """Ranks that take part in the calls of each key; 0: not known."""
-    reductions: bytes = b""
-    """Ranks x (duration, exposed) of DDP's buckets together; empty when no rank has told."""
-
-    def matrix(self, name: str) -> NDArray[np.float64]:
-        cells: NDArray[np.float64] = np.frombuffer(getattr(self, name), dtype=np.float64)
-        return cells.reshape(self.ranks, len(self.keys))
-
-    def spans(self) -> NDArray[np.float64]:
-        if not self.reductions:
-            return np.full((self.ranks, 2), np.nan)
-        return np.frombuffer(self.reductions, dtype=np.float64).reshape(self.ranks, 2)
 
 
 class RankState(msgspec.Struct):
@@ -125,7 +83,7 @@ class RankState(msgspec.Struct):
     """The newest last."""
 
 
-class RunState(msgspec.Struct):
+class RunState(msgspec.Struct, dict=True):
     """Everything known of a run. Not thread-safe."""
 
     launched: Launched | None = None
@@ -313,7 +271,7 @@ class RunState(msgspec.Struct):
         first = min((rank.first_step for rank in self.ranks.values() if rank.first_step is not None), default=None)
         if first is None or step <= first:  # warm-up, compilation, lazy initialisation
             return
-        self.comm_window.append(_sum_collectives(step, by_rank, self._groups(by_rank), self.world_size))
+        self.comm_window.append(sum_collectives(step, by_rank, self._groups(by_rank), self.world_size))
         newest = self.comm_window[-1]
         room = COMM_CELLS // max(1, 3 * newest.ranks * len(newest.keys))
         del self.comm_window[: -max(4, min(COMM_WINDOW, room))]
@@ -329,9 +287,8 @@ class RunState(msgspec.Struct):
 
     def view(self) -> RunView:
         """One immutable picture of everything, verdicts included."""
-        stats = _CollectiveMedians(self.comm_window)
-        exposed = stats.exposed_by_phase()
-        ranks = tuple(self._rank_view(rank, state, exposed.get(rank, ())) for rank, state in self.ranks.items())
+        stats = self._medians()
+        ranks = tuple(self._rank_view(rank, state, stats.exposed.get(rank, ())) for rank, state in self.ranks.items())
         usual = typical([total(rank.memory) for rank in ranks])
         ranks = tuple(self._with_since(rank, usual) for rank in ranks)
         structures = [state.structure for state in self.ranks.values() if state.structure]
@@ -354,7 +311,7 @@ class RunState(msgspec.Struct):
             for at, unit in enumerate(lead.units if lead else ())
         )
         buckets = tuple(
-            BucketView(index=at, bytes=nbytes, all_reduce=stats.collective(-2 - at, 2))
+            BucketView(index=at, bytes=nbytes, all_reduce=stats.collective(FIRST_BUCKET - at, ALL_REDUCE))
             for at, nbytes in enumerate(lead.buckets if lead else ())
         )
         series = self._series()
@@ -390,7 +347,7 @@ class RunState(msgspec.Struct):
             step_first_ns=self.step_ns[0] if self.step_ns else None,
             tokens_per_s=float(np.median(rates)) if rates.size else None,
             phases_ns=_median_columns([rank.phases_ns for rank in ranks if rank.phases_ns]),
-            comm=stats.totals(),
+            comm=stats.totals,
             events=tuple(self.events),
             probes=probes,
             bad_records=self.bad_records,
@@ -400,6 +357,12 @@ class RunState(msgspec.Struct):
             lateness=stats.lateness([unit.name for unit in lead.units] if lead else []),
         )
         return verdicts.judged(picture)
+
+    def _medians(self) -> CollectiveMedians:
+        """Of the window as it is now; kept from picture to picture, and no part of what `dump` writes."""
+        kept: CollectiveMedians = self.__dict__.setdefault("kept_medians", CollectiveMedians())
+        kept.follow(self.comm_window)
+        return kept
 
     def _rank_view(self, rank: int, state: RankState, exposed_ns: tuple[int | None, ...]) -> RankView:
         last, window = state.last, state.window[-STEP_WINDOW:]
@@ -526,283 +489,3 @@ def _median_columns(rows: Sequence[tuple[int | None, ...]]) -> tuple[int | None,
     if not rows:
         return ()
     return tuple(_median_known([row[at] if at < len(row) else None for row in rows]) for at in range(len(PHASES)))
-
-
-def _sum_collectives(
-    step: int, by_rank: dict[int, Comm], groups: dict[int, list[list[int]]], world_size: int
-) -> CommStep:
-    """Sums one step's calls per (unit, kind, phase) and rank.
-
-    Lateness needs no clocks: a collective ends nearly together on the ranks of its group, so the rank that spent the least
-    time in it came last, and the others waited for (longest duration - its duration). It is known only for calls that
-    every rank of the group reported in the same order.
-    """
-    keys: dict[tuple[int, int, int], int] = {}
-    for comm in by_rank.values():
-        for key in zip(comm.unit, comm.kind, comm.phase, strict=True):
-            keys.setdefault(key, len(keys))
-    ranks = max(world_size, max(by_rank, default=-1) + 1)
-    duration = np.full((ranks, len(keys)), np.nan)
-    exposed, late = duration.copy(), duration.copy()
-    calls, nbytes = np.zeros(len(keys)), np.zeros(len(keys))
-    columns: dict[int, NDArray[np.int64]] = {}
-    for rank, comm in by_rank.items():
-        column = columns[rank] = np.array(
-            [keys[key] for key in zip(comm.unit, comm.kind, comm.phase, strict=True)], dtype=np.int64
-        )
-        duration[rank] = _sums(column, _known(comm.duration_ns), len(keys))
-        exposed[rank] = _sums(column, _known(comm.exposed_ns), len(keys))
-        calls = np.maximum(calls, _sums(column, np.ones(len(column)), len(keys)))
-        nbytes = np.maximum(nbytes, _sums(column, np.asarray(comm.nbytes, dtype=np.float64), len(keys)))
-    spans = np.full((ranks, 2), np.nan)
-    for rank, comm in by_rank.items():
-        spans[rank] = _known([comm.reductions_ns, comm.reductions_exposed_ns])
-    for members, rows in _same_calls(by_rank, columns, groups):
-        spent = np.array([_known(by_rank[rank].duration_ns)[rows] for rank in members])
-        behind = spent.max(axis=0) - spent
-        for rank, row in zip(members, behind, strict=True):
-            part = _sums(columns[rank][rows], row, len(keys))
-            touched = np.bincount(columns[rank][rows], minlength=len(keys)) > 0
-            late[rank] = np.where(touched, np.nan_to_num(late[rank]) + part, late[rank])
-    return CommStep(
-        step=step,
-        keys=list(keys),
-        calls=calls.tolist(),
-        nbytes=nbytes.tolist(),
-        ranks=ranks,
-        duration=duration.tobytes(),
-        exposed=exposed.tobytes(),
-        late=late.tobytes(),
-        group_sizes=_group_sizes(by_rank, groups, keys),
-        reductions=spans.tobytes() if np.isfinite(spans).any() else b"",
-    )
-
-
-def _group_sizes(
-    by_rank: dict[int, Comm], groups: dict[int, list[list[int]]], keys: dict[tuple[int, int, int], int]
-) -> list[int]:
-    """Of the rank that reported first and knows its groups: they are of one size on all."""
-    sizes = [0] * len(keys)
-    for rank, comm in by_rank.items():
-        known = groups.get(rank, [])
-        for key, group in zip(zip(comm.unit, comm.kind, comm.phase, strict=True), comm.group, strict=True):
-            if not sizes[keys[key]] and group < len(known):
-                sizes[keys[key]] = len(known[group])
-        if all(sizes):
-            break
-    return sizes
-
-
-def _known(times_ns: list[int]) -> NDArray[np.float64]:
-    times = np.asarray(times_ns, dtype=np.float64)
-    return np.where(times < 0, np.nan, times)
-
-
-def _sums(column: NDArray[np.int64], values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    return np.bincount(column, weights=values, minlength=size).astype(np.float64)
-
-
-def _same_calls(
-    by_rank: dict[int, Comm], columns: dict[int, NDArray[np.int64]], groups: dict[int, list[list[int]]]
-) -> Iterable[tuple[tuple[int, ...], NDArray[np.int64]]]:
-    """Groups of ranks with the positions of the calls that they made together."""
-    found: dict[tuple[int, ...], dict[int, list[int]]] = {}
-    for rank, comm in by_rank.items():
-        known = groups.get(rank, [])
-        for at, group in enumerate(comm.group):
-            if group < len(known) and rank in known[group]:
-                found.setdefault(tuple(known[group]), {}).setdefault(rank, []).append(at)
-    for members, positions in found.items():
-        if len(members) < 2 or set(positions) != set(members):
-            continue
-        rows = np.asarray(positions[members[0]], dtype=np.int64)
-        lead = columns[members[0]][rows]
-        if all(
-            len(positions[rank]) == len(rows)
-            and bool((np.asarray(positions[rank]) == rows).all())
-            and bool((columns[rank][rows] == lead).all())
-            for rank in members
-        ):
-            yield members, rows
-
-
-class _CollectiveMedians:
-    """Medians over the window of closed steps."""
-
-    def __init__(self, window: Sequence[CommStep]) -> None:
-        keys: dict[tuple[int, int, int], int] = {}
-        if window:
-            # Only steps shaped like the newest one: a changed structure starts a new window.
-            newest = window[-1]
-            window = [step for step in window if step.ranks == newest.ranks and set(step.keys) == set(newest.keys)]
-            keys = {key: at for at, key in enumerate(newest.keys)}
-        self._at = keys
-        self._calls = np.array([_aligned(step.calls, step, keys) for step in window]).reshape(len(window), len(keys))
-        self._nbytes = np.array([_aligned(step.nbytes, step, keys) for step in window]).reshape(len(window), len(keys))
-        self._duration = _stack(window, "duration", keys)
-        self._exposed = _stack(window, "exposed", keys)
-        self._late = _stack(window, "late", keys)
-        self._spans = np.stack([step.spans() for step in window]) if window else np.empty((0, 0, 2))
-        self._buckets = np.array([unit <= FIRST_BUCKET for unit, _, _ in keys], dtype=bool)
-        sizes = (window[-1].group_sizes if window else []) or [0] * len(keys)
-        self._bus = np.array(
-            [
-                bandwidth.bus_factor(kind, size) if size else np.nan
-                for (_, kind, _), size in zip(keys, sizes, strict=True)
-            ]
-        )
-
-    def collective(self, unit: int, kind: int) -> Collective:
-        columns = [self._at.get((unit, kind, phase)) for phase in range(len(COMM_PHASES))]
-        present = [at for at in columns if at is not None]
-        if not present:
-            return Collective()
-        forward, backward = columns[COMM_PHASES.index("forward")], columns[COMM_PHASES.index("backward")]
-        return Collective(
-            step=self._stats(present),
-            forward=self._stats([forward]) if forward is not None else NO_CALLS,
-            backward=self._stats([backward]) if backward is not None else NO_CALLS,
-        )
-
-    def _stats(self, columns: list[int]) -> CollectiveStats:
-        calls = self._calls[:, columns]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            per_call = self._duration[:, :, columns] / np.where(calls > 0, calls, np.nan)[:, None, :]
-        late = _nanmedian(self._late[:, :, columns].sum(axis=2), axis=0)
-        per_step = float(np.median(calls.sum(axis=1)))
-        nbytes = self._nbytes[:, columns]
-        median_ns = _nanmedian(per_call.ravel())
-        seconds = per_step * median_ns / 1e9 or np.nan
-        return CollectiveStats(
-            per_step=per_step,
-            bytes=int(np.median(nbytes.sum(axis=1))),
-            median_ns=_whole(median_ns),
-            duration_ns=_whole(_nanmedian(_nanmean(self._duration[:, :, columns].sum(axis=2)))),
-            algbw_bytes_per_s=_finite(np.median(nbytes.sum(axis=1)) / seconds),
-            busbw_bytes_per_s=_finite(np.median((nbytes * self._bus[columns]).sum(axis=1)) / seconds),
-            exposed_ns=_whole(_nanmedian(_nanmean(self._exposed[:, :, columns].sum(axis=2)))),
-            late_ns={rank: int(ns) for rank, ns in enumerate(late) if math.isfinite(ns)},
-        )
-
-    def totals(self) -> CommTotals:
-        """Sums over all units, and over calls that belong to none."""
-        if not len(self._calls):
-            return CommTotals()
-        kinds = np.array([kind for _, kind, _ in self._at], dtype=np.int64)
-
-        def nbytes(kind: int) -> int:
-            return int(np.median(self._nbytes[:, kinds == kind].sum(axis=1)))
-
-        def time(matrix: NDArray[np.float64], chosen: NDArray[np.bool_], of_buckets: int) -> int | None:
-            return _whole(_nanmedian(_nanmean(self._per_rank(matrix, chosen, of_buckets))))
-
-        every = np.ones(len(kinds), dtype=bool)
-        return CommTotals(
-            all_gather_bytes=nbytes(0),
-            reduce_scatter_bytes=nbytes(1),
-            all_reduce_bytes=nbytes(2),
-            exposed_ns=time(self._exposed, every, EXPOSED),
-            exposed_all_gather_ns=time(self._exposed, kinds == 0, EXPOSED),
-            exposed_reduce_ns=time(self._exposed, kinds != 0, EXPOSED),
-            duration_ns=time(self._duration, every, DURATION),
-            buckets_ns=_whole(_nanmedian(_nanmean(self._spans[:, :, DURATION]))),
-            buckets_exposed_ns=_whole(_nanmedian(_nanmean(self._spans[:, :, EXPOSED]))),
-        )
-
-    def _per_rank(self, matrix: NDArray[np.float64], chosen: NDArray[np.bool_], of_buckets: int) -> NDArray[np.float64]:
-        """Sums over the chosen calls, per step and rank; DDP's buckets are known only all together."""
-        times: NDArray[np.float64] = matrix[:, :, chosen & ~self._buckets].sum(axis=2)
-        return times + self._spans[:, :, of_buckets] if (chosen & self._buckets).any() else times
-
-    def exposed_by_phase(self) -> dict[int, tuple[int | None, ...]]:
-        """Rank -> medians in the order of COMM_PHASES."""
-        if not len(self._calls):
-            return {}
-        phases = np.array([phase for _, _, phase in self._at], dtype=np.int64)
-        medians = [
-            _nanmedian(self._per_rank(self._exposed, phases == phase, EXPOSED), axis=0)
-            for phase in range(len(COMM_PHASES))
-        ]
-        return {rank: tuple(_whole(float(row[rank])) for row in medians) for rank in range(self._exposed.shape[1])}
-
-    def lateness(self, names: Sequence[str]) -> Lateness | None:
-        """Who is waited for, and where that begins; keys stand in the order in which a step's calls are issued.
-
-        With DDP all ranks wait at one place, the end of backward: who waits least there came last.
-        """
-        if not self._late.size:
-            return None
-        waited = self._spans[:, :, [EXPOSED]]
-        late = np.concatenate([self._late, waited.max(axis=1, keepdims=True) - waited], axis=2)
-        known = np.isfinite(late).all(axis=1)
-        chosen = known.any(axis=0)  # a call that some ranks do alone makes nobody wait
-        late = late[known[:, chosen].all(axis=1)][:, :, chosen]
-        if late.shape[1] < 2 or not late.shape[0] or not late.shape[2]:
-            return None
-        # One delay makes the ranks of both groups of a hybrid strategy wait, one after the other: it counts once.
-        replicas = np.array([unit >= 0 and kind == ALL_REDUCE for unit, kind, _ in self._at] + [False])[chosen]
-        per_step = np.maximum(late[:, :, ~replicas].sum(axis=2), late[:, :, replicas].sum(axis=2))
-        rank = int(np.median(late.sum(axis=2), axis=0).argmax())  # whom both groups wait for comes before its partner
-        others = [other for other in range(late.shape[1]) if other != rank]
-        excess = per_step[:, rank] - np.median(per_step[:, others], axis=1)
-        ns = float(np.median(excess))
-        by_call = np.median(late[:, rank] - np.median(late[:, others], axis=1), axis=0)
-        large = np.flatnonzero(by_call >= ns / 4)
-        at = int(large[0]) if ns > 0 and large.size else int(by_call.argmax())
-        places = [*self._at, (FIRST_BUCKET, ALL_REDUCE, COMM_PHASES.index("backward"))]
-        unit, kind, phase = places[np.flatnonzero(chosen)[at]]
-        return Lateness(
-            rank=rank,
-            ns=int(ns),
-            steady_ns=int(np.percentile(excess, 100 * (1 - STEADY))),
-            steps=len(excess),
-            unit=BUCKETS if unit <= FIRST_BUCKET else names[unit] if 0 <= unit < len(names) else "",
-            kind=COLLECTIVES[kind],
-            phase=COMM_PHASES[phase],
-            start_ns=int(by_call[at]),
-        )
-
-
-def _aligned(values: list[float], step: CommStep, keys: dict[tuple[int, int, int], int]) -> list[float]:
-    by_key = dict(zip(step.keys, values, strict=True))
-    return [by_key[key] for key in keys]
-
-
-def _stack(window: Sequence[CommStep], name: str, keys: dict[tuple[int, int, int], int]) -> NDArray[np.float64]:
-    if not window:
-        return np.empty((0, 0, len(keys)))
-    rows = []
-    for step in window:
-        matrix = step.matrix(name)
-        if step.keys != list(keys):
-            matrix = matrix[:, [step.keys.index(key) for key in keys]]
-        rows.append(matrix)
-    return np.stack(rows)
-
-
-def _nanmedian(values: NDArray[np.float64], axis: int | None = None) -> Any:
-    """np.nanmedian without its warning for a column that is not known at all."""
-    if values.size == 0:
-        return np.nan
-    if axis is None:
-        known = values[np.isfinite(values)]
-        return float(np.median(known)) if known.size else np.nan
-    if np.isfinite(values).all():
-        return np.median(values, axis=axis)
-    return np.array([_nanmedian(values[:, at]) for at in range(values.shape[1])])
-
-
-def _nanmean(per_rank: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over the ranks that reported, per step."""
-    known = np.isfinite(per_rank)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means: NDArray[np.float64] = np.where(known, per_rank, 0.0).sum(axis=1) / known.sum(axis=1)
-    return means
-
-
-def _whole(value: float) -> int | None:
-    return int(value) if math.isfinite(value) else None
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

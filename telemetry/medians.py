@@ -1,0 +1,323 @@
+"""What collectives cost over the newest steps: medians per unit and kind, sums over all units, and who comes late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsdp_tui.telemetry.bandwidth import ALL_REDUCE, bus_factor
+from fsdp_tui.telemetry.collectives import (
+    DURATION,
+    EXPOSED,
+    FIRST_BUCKET,
+    NO_UNIT,
+    CommStep,
+    Floats,
+    Key,
+    alike,
+    median_known,
+    order_of,
+)
+from fsdp_tui.telemetry.messages import COLLECTIVES, COMM_PHASES
+from fsdp_tui.telemetry.view import BUCKETS, NO_CALLS, Collective, CollectiveStats, CommTotals, Lateness
+
+STEADY = 0.85
+"""Share of the steps in which a rank must be late for it to be late steadily: with 20 steps, 17 of them."""
+CACHED_CELLS = 1 << 17
+"""Cells that are worked on at a time."""
+FORWARD, BACKWARD = COMM_PHASES.index("forward"), COMM_PHASES.index("backward")
+
+
+class CollectiveMedians:
+    """Medians over a window of closed steps that is followed: a step that is new to it is written over one that has left.
+
+    Matrices are calls x ranks x steps, so that a median runs over neighbours in memory, and are gone through some calls at a
+    time, so that what is made on the way stays in the processor's cache: 64 ranks x 240 calls x 128 steps are 2 million cells.
+
+    Attributes:
+        totals: sums over all units, and over calls that belong to none.
+        exposed: rank -> medians of the time that compute waited, in the order of COMM_PHASES.
+    """
+
+    def __init__(self) -> None:
+        self._newest: CommStep | None = None
+        self._clear([], 0)
+        self._work_out()
+
+    def follow(self, window: Sequence[CommStep]) -> None:
+        """Brings the figures up to date; cheap when no step has been closed since."""
+        steps = alike(window)
+        if steps and steps[-1] is self._newest and len(steps) == len(self._slots):
+            return
+        if not steps and not self._slots:
+            return
+        new = self._make_room(steps)
+        if new is None:
+            self._clear(steps[-1].keys if steps else [], steps[-1].ranks if steps else 0)
+            self._fill(steps)
+        else:
+            for at, step in new:
+                self._write(at, step)
+        self._newest = steps[-1] if steps else None
+        self._work_out()
+
+    def collective(self, unit: int, kind: int) -> Collective:
+        """One unit's collectives of one kind; `unit` as `Comm` has it."""
+        return self._stats.get((unit, kind), Collective())
+
+    def lateness(self, names: Sequence[str]) -> Lateness | None:
+        """Who is waited for, and where that begins. `names`: of the units."""
+        if self._late_rank is None:
+            return None
+        unit = self._late_unit
+        name = BUCKETS if unit <= FIRST_BUCKET else names[unit] if 0 <= unit < len(names) else ""
+        return replace(self._late_rank, unit=name)
+
+    # The window
+
+    def _clear(self, keys: Sequence[Key], ranks: int) -> None:
+        self._keys = list(keys)
+        self._newest = None
+        self._slots: list[CommStep] = []
+        self._duration, self._exposed, self._late = (np.empty((len(keys), ranks, 0)) for _ in range(3))
+        self._calls, self._nbytes = np.empty((len(keys), 0)), np.empty((len(keys), 0))
+        self._spans = np.empty((2, ranks, 0))
+        self._units = np.array([unit for unit, _, _ in keys], dtype=np.int64)
+        self._kinds = np.array([kind for _, kind, _ in keys], dtype=np.int64)
+        self._phases = np.array([phase for _, _, phase in keys], dtype=np.int64)
+
+    def _make_room(self, steps: Sequence[CommStep]) -> list[tuple[int, CommStep]] | None:
+        """Where each new step goes; None: the steps that are here do not belong to this window."""
+        if not steps or set(steps[-1].keys) != set(self._keys) or steps[-1].ranks != self._duration.shape[1]:
+            return None
+        staying = {id(step) for step in steps}
+        here = {id(step) for step in self._slots}
+        new = [step for step in steps if id(step) not in here]
+        free = [at for at, step in enumerate(self._slots) if id(step) not in staying]
+        if len(free) > len(new):
+            return None
+        return list(zip([*free, *range(len(self._slots), len(steps))], new, strict=True))
+
+    def _fill(self, steps: Sequence[CommStep]) -> None:
+        """All steps at once, where none is yet: many columns written one by one would take far longer."""
+        self._slots = list(steps)
+        if not steps:
+            return
+        orders = [order_of(step, self._keys) for step in steps]
+        for name in ("duration", "exposed", "late"):
+            rows = np.stack([step.matrix(name)[:, order] for step, order in zip(steps, orders, strict=True)])
+            setattr(self, f"_{name}", np.ascontiguousarray(rows.transpose(2, 1, 0)))
+        for name in ("calls", "nbytes"):
+            sums = [np.asarray(getattr(step, name))[order] for step, order in zip(steps, orders, strict=True)]
+            setattr(self, f"_{name}", np.stack(sums, axis=-1))
+        self._spans = np.stack([step.spans().T for step in steps], axis=-1)
+
+    def _write(self, at: int, step: CommStep) -> None:
+        if at >= self._calls.shape[-1]:
+            self._grow(2 * at + 8)
+        order = order_of(step, self._keys)
+        self._duration[:, :, at] = step.matrix("duration")[:, order].T
+        self._exposed[:, :, at] = step.matrix("exposed")[:, order].T
+        self._late[:, :, at] = step.matrix("late")[:, order].T
+        self._calls[:, at] = np.asarray(step.calls)[order]
+        self._nbytes[:, at] = np.asarray(step.nbytes)[order]
+        self._spans[:, :, at] = step.spans().T
+        self._slots[at : at + 1] = [step]
+
+    def _grow(self, capacity: int) -> None:
+        for name in ("_duration", "_exposed", "_late", "_calls", "_nbytes", "_spans"):
+            old = getattr(self, name)
+            wider = np.empty((*old.shape[:-1], capacity))
+            wider[..., : old.shape[-1]] = old
+            setattr(self, name, wider)
+
+    # The figures
+
+    def _work_out(self) -> None:
+        self._stats = self._all_stats() if self._slots and self._keys else {}
+        self.totals = self._totals() if self._slots else CommTotals()
+        self.exposed = self._exposed_by_phase() if self._slots else {}
+        self._late_unit, self._late_rank = self._latest() if self._slots else (NO_UNIT, None)
+
+    def _all_stats(self) -> Mapping[tuple[int, int], Collective]:
+        at: dict[tuple[int, int], dict[int, int]] = {}
+        for column, (unit, kind, phase) in enumerate(self._keys):
+            at.setdefault((unit, kind), {})[phase] = column
+        wanted = {tuple(sorted(by_phase.values())) for by_phase in at.values()}
+        wanted |= {(column,) for column in range(len(self._keys))}
+        sizes = self._newest_sizes()
+        bus = np.array(
+            [bus_factor(kind, size) if size else np.nan for (_, kind, _), size in zip(self._keys, sizes, strict=True)]
+        )
+        found: dict[tuple[int, ...], CollectiveStats] = {}
+        for size in sorted({len(columns) for columns in wanted}):
+            same = sorted(columns for columns in wanted if len(columns) == size)
+            for some in self._chunks(len(same), size):
+                found |= zip(same[some], self._stats_of(np.array(same[some]), bus), strict=True)
+        return {
+            call: Collective(
+                step=found[tuple(sorted(by_phase.values()))],
+                forward=found[by_phase[FORWARD],] if FORWARD in by_phase else NO_CALLS,
+                backward=found[by_phase[BACKWARD],] if BACKWARD in by_phase else NO_CALLS,
+            )
+            for call, by_phase in at.items()
+        }
+
+    def _newest_sizes(self) -> Sequence[int]:
+        newest = self._slots[-1] if self._newest is None else self._newest
+        sizes = dict(zip(newest.keys, newest.group_sizes, strict=False))
+        return [sizes.get(key, 0) for key in self._keys]
+
+    def _chunks(self, count: int, size: int = 1) -> list[slice]:
+        """Cuts of a list of calls, or of sets of them, that are worked on at a time."""
+        cells = max(1, size * self._duration.shape[1] * len(self._slots))
+        many = max(1, CACHED_CELLS // cells)
+        return [slice(begin, begin + many) for begin in range(0, count, many)]
+
+    def _stats_of(self, columns: NDArray[np.int64], bus: Floats) -> list[CollectiveStats]:
+        """Figures of sets of calls. `columns`: (sets, calls in each)."""
+        n = len(self._slots)
+        duration = self._duration[columns, :, :n]  # (sets, calls, ranks, steps)
+        calls, nbytes = self._calls[columns, :n], self._nbytes[columns, :n]  # (sets, calls, steps)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            per_call = duration / np.where(calls > 0, calls, np.nan)[:, :, None, :]
+            median_ns = median_known(per_call.reshape(len(columns), -1))
+            per_step = np.median(calls.sum(axis=1), axis=-1)
+            seconds = np.where(per_step * median_ns > 0, per_step * median_ns / 1e9, np.nan)
+            whole = np.median(nbytes.sum(axis=1), axis=-1)
+            algbw = whole / seconds
+            busbw = np.median((nbytes * bus[columns][:, :, None]).sum(axis=1), axis=-1) / seconds
+        late = median_known(self._late[columns, :, :n].sum(axis=1))
+        together = median_known(_mean_known(duration.sum(axis=1)))
+        waited = median_known(_mean_known(self._exposed[columns, :, :n].sum(axis=1)))
+        return [
+            CollectiveStats(
+                per_step=float(per_step[at]),
+                bytes=int(whole[at]),
+                median_ns=_whole(median_ns[at]),
+                duration_ns=_whole(together[at]),
+                algbw_bytes_per_s=_finite(algbw[at]),
+                busbw_bytes_per_s=_finite(busbw[at]),
+                exposed_ns=_whole(waited[at]),
+                late_ns={rank: int(ns) for rank, ns in enumerate(row) if ns == ns},
+            )
+            for at, row in enumerate(late.tolist())
+        ]
+
+    def _totals(self) -> CommTotals:
+        def nbytes(kind: int) -> int:
+            return int(np.median(self._nbytes[self._kinds == kind, : len(self._slots)].sum(axis=0)))
+
+        def time(matrix: Floats, chosen: NDArray[np.bool_], of_buckets: int) -> int | None:
+            return _whole(median_known(_mean_known(self._per_rank(matrix, chosen, of_buckets))))
+
+        every = np.ones(len(self._kinds), dtype=bool)
+        spans = self._spans[..., : len(self._slots)]
+        return CommTotals(
+            all_gather_bytes=nbytes(0),
+            reduce_scatter_bytes=nbytes(1),
+            all_reduce_bytes=nbytes(2),
+            exposed_ns=time(self._exposed, every, EXPOSED),
+            exposed_all_gather_ns=time(self._exposed, self._kinds == 0, EXPOSED),
+            exposed_reduce_ns=time(self._exposed, self._kinds != 0, EXPOSED),
+            duration_ns=time(self._duration, every, DURATION),
+            buckets_ns=_whole(median_known(_mean_known(spans[DURATION]))),
+            buckets_exposed_ns=_whole(median_known(_mean_known(spans[EXPOSED]))),
+        )
+
+    def _per_rank(self, matrix: Floats, chosen: NDArray[np.bool_], of_buckets: int) -> Floats:
+        """Sums over the chosen calls, (ranks, steps); DDP's buckets are known only all together."""
+        n, buckets = len(self._slots), self._units <= FIRST_BUCKET
+        times = self._sum_over(matrix, np.flatnonzero(chosen & ~buckets))
+        return times + self._spans[of_buckets, :, :n] if (chosen & buckets).any() else times
+
+    def _sum_over(self, matrix: Floats, calls: NDArray[np.int64]) -> Floats:
+        times = np.zeros((matrix.shape[1], len(self._slots)))
+        for call in calls:
+            times += matrix[call, :, : len(self._slots)]
+        return times
+
+    def _exposed_by_phase(self) -> dict[int, tuple[int | None, ...]]:
+        medians = [
+            median_known(self._per_rank(self._exposed, self._phases == phase, EXPOSED))
+            for phase in range(len(COMM_PHASES))
+        ]
+        return {rank: tuple(_whole(row[rank]) for row in medians) for rank in range(self._exposed.shape[1])}
+
+    def _latest(self) -> tuple[int, Lateness | None]:
+        """Who is waited for, without the unit's name, and the unit where that begins.
+
+        Keys stand in the order in which a step's calls are issued. With DDP all ranks wait at one place, the end of backward:
+        who waits least there came last.
+        """
+        n = len(self._slots)
+        waited = self._spans[EXPOSED, :, :n]
+        late, buckets = self._late[..., :n], (waited.max(axis=0) - waited)[None]
+        places = [*self._keys, (FIRST_BUCKET, ALL_REDUCE, BACKWARD)]
+        known = np.concatenate([np.isfinite(late.sum(axis=1)), np.isfinite(buckets.sum(axis=1))])  # (calls + 1, steps)
+        chosen = known.any(axis=1)  # a call that some ranks do alone makes nobody wait
+        steps = known[chosen].all(axis=0)
+        if len(waited) < 2 or not chosen.any() or not steps.any():
+            return NO_UNIT, None
+        calls = np.flatnonzero(chosen)
+
+        def of(some: slice) -> Floats:
+            """(calls, ranks, steps)"""
+            picked = calls[some]
+            parts = [late[picked[picked < len(late)]], buckets[picked[picked >= len(late)] - len(late)]]
+            return np.concatenate(parts)[:, :, steps] if len(parts[1]) or not steps.all() else parts[0]
+
+        # One delay makes the ranks of both groups of a hybrid strategy wait, one after the other: it counts once.
+        replicas = np.append((self._units >= 0) & (self._kinds == ALL_REDUCE), False)[chosen]
+        chunks = self._chunks(len(calls))
+        in_shards, in_replicas = np.zeros((2, len(waited), int(steps.sum())))
+        for some in chunks:
+            part = of(some)
+            in_shards += part[~replicas[some]].sum(axis=0)
+            in_replicas += part[replicas[some]].sum(axis=0)
+        per_step = np.maximum(in_shards, in_replicas)
+        # Whom both groups wait for comes before its partner.
+        rank = int(median_known(in_shards + in_replicas).argmax())
+        others = np.arange(len(waited)) != rank
+        excess = per_step[rank] - median_known(per_step[others].T)
+        ns = float(np.median(excess))
+        by_call = np.concatenate(
+            [
+                median_known(part[:, rank] - median_known(np.ascontiguousarray(part[:, others].transpose(0, 2, 1))))
+                for part in map(of, chunks)
+            ]
+        )
+        large = np.flatnonzero(by_call >= ns / 4)
+        at = int(large[0]) if ns > 0 and large.size else int(by_call.argmax())
+        unit, kind, phase = places[calls[at]]
+        return unit, Lateness(
+            rank=rank,
+            ns=int(ns),
+            steady_ns=int(np.percentile(excess, 100 * (1 - STEADY))),
+            steps=len(excess),
+            unit="",
+            kind=COLLECTIVES[kind],
+            phase=COMM_PHASES[phase],
+            start_ns=int(by_call[at]),
+        )
+
+
+def _mean_known(times: Floats) -> Floats:
+    """Mean over the ranks that reported, per step. `times`: (..., ranks, steps)."""
+    known = np.isfinite(times)
+    if known.all() and times.shape[-2]:
+        return np.asarray(times.mean(axis=-2))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.where(known, times, 0.0).sum(axis=-2) / known.sum(axis=-2))
+
+
+def _whole(value: float | Floats) -> int | None:
+    return int(value) if math.isfinite(value) else None
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
