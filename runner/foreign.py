@@ -215,7 +215,8 @@ def _meet(rank: Rank | None) -> Path:
 def _turn(root: Path, name: str, rank: int) -> int:
     """Which of the launches that go by this name a rank belongs to, when one process makes several, one after the other:
     the first that still misses it, and whose keeper has not been killed."""
-    turns = sorted(int(found[len(name) :]) for found in os.listdir(root) if found.startswith(name))
+    endings = [found[len(name) :] for found in os.listdir(root) if found.startswith(name)]
+    turns = sorted(int(ending) for ending in endings if ending.isdecimal())
     for turn in turns:
         folder = root / f"{name}{turn}"
         keeper = read(folder / "keeper")

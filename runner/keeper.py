@@ -40,6 +40,9 @@ ROSTER_S = 0.5
 ANSWER_S = 0.7
 """What the hub gets at the end to say what the ranks said last."""
 
+COMING_UP_S = 60.0
+"""A launch so young may not have its keeper yet."""
+
 
 @dataclass
 class Process:
@@ -303,17 +306,17 @@ def spec_of(words: Sequence[str], world_size: int) -> LaunchSpec:
 
 
 def sweep() -> None:
-    """Removes the folders of launches whose keepers were killed and whose ranks are gone."""
+    """Removes the folders of launches whose keepers were killed, or never came up, and whose ranks are gone."""
     for folder in runtime().glob("launch-*"):
-        said = [foreign.read(folder / name) for name in _files(folder) if name == "keeper" or name.startswith("rank-")]
-        if not any(not one or foreign.lives(one) for one in said):
-            shutil.rmtree(folder, ignore_errors=True)
+        keeper = foreign.read(folder / "keeper")
+        with contextlib.suppress(OSError):
+            coming_up = not keeper and time.time() - folder.stat().st_mtime < COMING_UP_S
+            if not (coming_up or foreign.lives(keeper) or _ranks_there(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait_for_ranks(folder: Path) -> None:
-    """Returns when no rank is left that could still read why it has no run."""
-    while any(foreign.lives(foreign.read(folder / name)) for name in _files(folder) if name.startswith("rank-")):
-        time.sleep(0.2)
+def _ranks_there(folder: Path) -> bool:
+    return any(foreign.lives(foreign.read(folder / name)) for name in _files(folder) if name.startswith("rank-"))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -336,7 +339,8 @@ def main(argv: list[str] | None = None) -> int:
         log(str(error))
         with contextlib.suppress(OSError):
             (folder / "trouble").write_text(str(error))
-        _wait_for_ranks(folder)
+        while _ranks_there(folder):  # they read it when their training begins
+            time.sleep(0.2)
         return 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)

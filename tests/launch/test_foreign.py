@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +17,12 @@ import psutil
 import pytest
 
 from fsdp_tui.runner import foreign
-from fsdp_tui.runner.keeper import End, verdict
+from fsdp_tui.runner.keeper import End, sweep, verdict
 from fsdp_tui.telemetry.client import RunClient, open_run
 from fsdp_tui.telemetry.messages import Ended
 from fsdp_tui.telemetry.recording import load_state
 from fsdp_tui.telemetry.report import show
-from fsdp_tui.telemetry.rundir import RunEntry, list_runs, read_run_file
+from fsdp_tui.telemetry.rundir import RunEntry, list_runs, make_runtime, read_run_file
 from fsdp_tui.telemetry.state import RunState
 from tests.launch.conftest import TOY, gone, until
 
@@ -137,9 +138,12 @@ def _rank_env(rank: int, of: int) -> dict[str, str]:
 
 def _live(count: int = 1) -> list[RunEntry]:
     """So many live runs."""
-    return until(
-        lambda: runs if len(runs := [run for run in list_runs() if run.live]) == count else [], "they are live"
-    )
+
+    def live() -> list[RunEntry]:
+        found = [run for run in list_runs() if run.live and run.paths.run_file.exists()]
+        return found if len(found) == count else []
+
+    return until(live, "they are live")
 
 
 def _training(client: RunClient, ranks: int = 2) -> dict[int, int]:
@@ -484,6 +488,38 @@ def test_ranks_live_on_without_their_keeper_and_the_hub_ends_the_run(begin: Begi
     [after] = [one for one in list_runs() if one.id != run.id]
     state, ended = _recorded(after)
     assert (ended.state, state.reported) == ("finished", [2] * 3)
+
+
+def test_a_keeper_killed_before_any_rank_was_heard_of_leaves_a_run_that_is_lost(begin: Begin, places: Path) -> None:
+    """The hub cannot know who is there, and does not stay for ever."""
+    process = begin(*MODULE, "train.py", text="import time\ntime.sleep(8)\n")
+    [run] = _live()
+    os.kill(_keeper(run), signal.SIGKILL)
+    _, ended = _recorded()
+    assert (ended.state, ended.reason) == ("lost", "its keeper was killed before a rank was heard of")
+    assert process.wait(20) == 0
+    shutil.rmtree(next(places.glob("rt/launch-*")))
+
+
+def test_what_killed_launches_leave_is_swept_and_nothing_else(places: Path) -> None:
+    """Folders with a process that lives, or that is just coming up, stay."""
+    root = make_runtime()
+    own, dead = foreign.signature(os.getpid()), f"{os.getpid()} 1"
+    folders = {
+        "launch-killed-0": {"keeper": dead, "rank-0": dead},
+        "launch-kept-0": {"keeper": own, "rank-0": dead},
+        "launch-training-0": {"keeper": dead, "rank-0": dead, "rank-1": own},
+        "launch-new-0": {"keeper": "", "rank-0": dead},
+        "launch-old-0": {"keeper": "", "rank-0": dead},
+        "20260101-000000-aaaa": {"run.json": ""},
+    }
+    for folder, files in folders.items():
+        (root / folder).mkdir()
+        for name, text in files.items():
+            (root / folder / name).write_text(text)
+    os.utime(root / "launch-old-0", (1, 1))
+    sweep()
+    assert {path.name for path in root.iterdir()} == set(folders) - {"launch-killed-0", "launch-old-0"}
 
 
 def test_ranks_that_never_come_are_not_waited_for(begin: Begin) -> None:
