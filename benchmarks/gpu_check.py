@@ -31,7 +31,7 @@ from fsdp_tui.runner.devices import Devices, Readings
 from fsdp_tui.runner.sender import Requested
 from fsdp_tui.runner.session import WatchedRun, unwatched
 from fsdp_tui.runner.torch_dist import ALL_GATHER
-from fsdp_tui.telemetry.messages import Gauge, Goodbye, Hello, Later, Message, Step
+from fsdp_tui.telemetry.messages import Gauge, Goodbye, Hello, Later, Message, Step, Where
 from fsdp_tui.telemetry.view import as_dict
 
 STRATEGIES = ("fsdp1:full_shard", "fsdp2:full_shard")
@@ -67,6 +67,7 @@ class Kept:
         self.step = self.dropped = 0
         self.paused = False
         self.read_gauges: Callable[[], Gauge] | None = None
+        self.where: Callable[[], Where] | None = None
         self.messages: list[Message] = []
 
     def put(self, message: Message | Later) -> None:

@@ -114,6 +114,9 @@ class Collectives:
         self._group_index: dict[int | tuple[int, ...], int] = {}
         self.groups: list[list[int]] = []
         self.phase = OTHER
+        self.issued = 0
+        """Calls so far, over all steps."""
+        self.newest: Call | None = None
 
     def begin(self, owner: object) -> None:
         self._context.append(self._unit_of.get(id(owner), NO_UNIT))
@@ -129,6 +132,8 @@ class Collectives:
         unit = self._context[-1] if self._context else NO_UNIT
         record = Call(unit, kind, self.phase, self._index(group), nbytes, self._clock.mark(), asynchronous)
         self._calls.append(record)
+        self.newest = record
+        self.issued += 1
         if kind == ALL_GATHER:
             self._last_gather[unit] = record
             record.needed = self._wanted.pop(unit, None)
@@ -136,6 +141,11 @@ class Collectives:
             self._reductions.append(record)
         self._inside = True
         return record
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the newest call has not ended yet; on a device it is known only of the call itself."""
+        return self._inside or (self._on_cpu and self.newest is not None and self.newest.end is None)
 
     def left(self) -> None:
         """The call is over, well or not: a record without an end is one that failed."""

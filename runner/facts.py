@@ -57,6 +57,7 @@ class Facts:
     optimizer_expected_bytes: int | None = None
     blocks: int | None = None
     largest_block_params: int | None = None
+    optimized: int | None = None
 
 
 NOT_KNOWN = Facts()
@@ -107,7 +108,12 @@ def gather(
         optimizer_expected_bytes=expected_states(optimizers, device_type),
         blocks=len(block_params),
         largest_block_params=max(block_params, default=None),
+        optimized=len(names.keys() & _optimized(optimizers)),
     )
+
+
+def _optimized(optimizers: Sequence[Optimizer]) -> set[int]:
+    return {id(param) for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}
 
 
 def _unit_facts(unit: UnitParts) -> UnitFacts:

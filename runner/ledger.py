@@ -67,6 +67,14 @@ class Unit(Holder, Protocol):
     shard_bytes: int
     unsharded_bytes: int
 
+    @property
+    def reduce_bytes(self) -> int:
+        """What goes into one reduction of its gradients."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether its parameters stay gathered from forward to backward."""
+
     def is_gathered(self, memory: Live) -> bool: ...
 
     def parts(self, names: Names) -> UnitParts: ...

@@ -41,6 +41,8 @@ class Probes:
         self.tokens = 0
         self.tokens_known = False
         self.samples = 0
+        self.forwards = self.backwards = 0
+        """Of the step that goes on."""
         self.after_forward: Callable[[], None] | None = None
         """Called once, after the first."""
         self.after_backward: Callable[[], None] | None = None
@@ -180,6 +182,7 @@ class Probes:
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         def work() -> None:
+            self.forwards += 1
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             if tensors and tensors[0].dim():
                 self.samples += tensors[0].shape[0]
@@ -208,6 +211,7 @@ class Probes:
         if self._backward_depth > 1:  # reentrant checkpointing: of what it has just recomputed
             self._touch()
             return
+        self.backwards += 1
         self._guarded("phases", lambda: self._enter(BACKWARD))
         if (capture := self.capture) is not None:
             self._guarded("capture", capture.backward_begins)

@@ -13,10 +13,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import zmq
 
+from fsdp_tui.runner import stacks
 from fsdp_tui.runner.foreign import wait_for_run
 from fsdp_tui.telemetry import wire
 from fsdp_tui.telemetry.messages import (
@@ -30,6 +32,7 @@ from fsdp_tui.telemetry.messages import (
     Later,
     Message,
     Structure,
+    Where,
     decode,
     encode,
 )
@@ -62,6 +65,7 @@ class Sender:
         step, paused: set by the session; every heartbeat carries them.
         sent, dropped: messages so far.
         read_gauges: called once a second on the sending thread.
+        where: called with every heartbeat, on the sending thread.
     """
 
     def __init__(self, endpoints: dict[str, str], hello: Hello) -> None:
@@ -73,6 +77,8 @@ class Sender:
         self.dropped = 0
         self.gauge_failures = 0
         self.read_gauges: Callable[[], Gauge] | None = None
+        self.where: Callable[[], Where] | None = None
+        self._training_thread = threading.get_ident()
         self._ring: deque[Message | Later] = deque(maxlen=RING)
         self._structure: Structure | None = None
         self._closing = threading.Event()
@@ -202,10 +208,18 @@ class Sender:
             sent=self.sent,
             dropped=self.dropped,
             paused=self.paused,
+            where=self._where(),
         )
         self._send(up, beat)
         with contextlib.suppress(zmq.Again):
             control.send(wire.PING, zmq.NOBLOCK)
+
+    def _where(self) -> Where | None:
+        read = self.where
+        try:
+            return None if read is None else read()
+        except Exception:  # noqa: BLE001  # the training changes what is read here, and its thread waits for nobody
+            return None
 
     def _gauge(self) -> None:
         read = self.read_gauges
@@ -250,6 +264,8 @@ class Sender:
             newest = self.requested.capture
             if newest is None or command.number > newest.number:
                 self.requested.capture = command
+        elif command.kind == "stacks" and (not command.ranks or self.hello.rank in command.ranks):
+            self._ring.append(partial(stacks.take, self.hello.rank, command.id, self._training_thread))
 
     def _meet_hub(self, epoch: bytes) -> None:
         """A hub that is not the one before may not know who we are."""

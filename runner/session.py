@@ -57,6 +57,7 @@ from fsdp_tui.telemetry.messages import (
     Message,
     Step,
     Structure,
+    Where,
 )
 
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class Sender(Protocol):
     step: int
     paused: bool
     read_gauges: Callable[[], Gauge] | None
+    where: Callable[[], Where] | None
 
     @property
     def requested(self) -> Requests: ...
@@ -119,6 +121,7 @@ class _Nobody:
         self.step = 0
         self.paused = False
         self.read_gauges: Callable[[], Gauge] | None = None
+        self.where: Callable[[], Where] | None = None
         self.dropped = 0
 
     def put(self, message: Message | Later) -> None: ...
@@ -351,6 +354,7 @@ class WatchedRun(Run):
     def _begin(self) -> None:
         self.probes.after_forward = self._send_structure
         self._sender.read_gauges = self._gauges
+        self._sender.where = self._where
         if isinstance(self._sender, _Nobody):
             self.probes.on = False
         else:
@@ -385,7 +389,7 @@ class WatchedRun(Run):
         self._send_ready(all_of_them=error is None)
         last = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1] if error is not None else ""
         reason = "error" if error is not None else "stopped" if self._agreement.stopped else "finished"
-        self._sender.read_gauges = None
+        self._sender.read_gauges = self._sender.where = None
         self._sender.close(
             Goodbye(
                 rank=self._rank,
@@ -569,7 +573,9 @@ class WatchedRun(Run):
         if tokens is None and probes.tokens_known:
             tokens = probes.tokens
         samples = probes.samples or None
+        forwards, backwards = probes.forwards, probes.backwards
         probes.tokens, probes.tokens_known, probes.samples = 0, False, 0
+        probes.forwards = probes.backwards = 0
         self._send_structure()
         overhead, probes.overhead_ns = probes.overhead_ns, 0
         step = Step(
@@ -590,6 +596,8 @@ class WatchedRun(Run):
             looked_step=self._looked_step,
             peak_units=self._peak_units,
             samples=samples,
+            forwards=forwards,
+            backwards=backwards,
         )
         self._pending.append(_Pending(step, times, calls, loss, metrics))
         self._send_ready(all_of_them=False)
@@ -680,6 +688,15 @@ class WatchedRun(Run):
     def _gauges(self) -> Gauge:
         read = self._readings.read()
         return Gauge(self._rank, time.time_ns(), read.values, read.missing, read.throttle, read.others)
+
+    def _where(self) -> Where:
+        """Where the training is, asked from the sender's thread: it only reads."""
+        probes = self.probes
+        phase, collectives = probes.phases.current, probes.collectives
+        call = None if collectives is None else collectives.newest
+        if collectives is None or call is None:
+            return Where(phase, 0)
+        return Where(phase, collectives.issued, call.kind, call.unit, collectives.under_way)
 
     def input_begins(self) -> None:
         """The training waits for its next batch."""

@@ -143,7 +143,10 @@ def _fsdp1(model: nn.Module) -> Wrapped:
     if wrapped.check != OK:
         wrapped.blind = BLIND_WITHOUT_UNITS
         return wrapped
-    wrapped.units = [torch_fsdp1.Fsdp1Unit(unit_name(name), handle) for name, handle in handles]
+    roots = torch_fsdp1.outermost(model)
+    wrapped.units = [
+        torch_fsdp1.Fsdp1Unit(unit_name(name), handle, root=id(handle) in roots) for name, handle in handles
+    ]
     wrapped.facts_check = torch_fsdp1.check_facts(handles[0][1]) if handles else OK
     wrapped.offloaded = any(torch_fsdp1.offloads(handle) for _, handle in handles)
     wrapped.install = torch_fsdp1.install
@@ -282,7 +285,9 @@ def build(
                 unit.params,
                 unit.shard_bytes,
                 unit.unsharded_bytes,
-                *(known.units[at] if at < len(known.units) else ()),
+                **(known.units[at]._asdict() if at < len(known.units) else {}),
+                reduce_bytes=unit.reduce_bytes,
+                kept=unit.kept,
             )
             for at, unit in enumerate(wrapped.units)
         ],
@@ -308,6 +313,7 @@ def build(
         outside=[] if ledger is None else [messages.Outside(*group) for group in ledger.outside[: facts.NAMED]],
         blocks=known.blocks,
         largest_block_params=known.largest_block_params,
+        optimized=known.optimized,
     )
 
 

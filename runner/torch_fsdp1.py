@@ -31,6 +31,10 @@ FULL = ("_full_param_padded", "_full_prec_full_param_padded", "_mp_shard")
 """Tensors of a flat parameter that exist only while it is unsharded; their storages are resized to 0 between."""
 
 
+RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")
+"""Sharding strategies of a handle that free its parameters after forward."""
+
+
 def _handle_class() -> type:
     from torch.distributed.fsdp._flat_param import FlatParamHandle
 
@@ -101,6 +105,13 @@ def handles(model: nn.Module) -> list[tuple[str, Any]]:
     return [(name, handle) for name, handle in found if handle is not None]
 
 
+def outermost(model: nn.Module) -> set[int]:
+    """Identities of the handles whose wrapper is inside no other: PyTorch does not free their parameters after forward."""
+    names = [name for name, _ in _wrappers(model)]
+    inner = {name for name in names for other in names if name != other and (not other or name.startswith(f"{other}."))}
+    return {id(handle) for name, handle in handles(model) if name not in inner}
+
+
 def root_strategy(model: nn.Module) -> tuple[str, int, int]:
     """Sharding that PyTorch runs (its ShardingStrategy name in lower case), shard group size and replicas."""
     wrapper = _wrappers(model)[0][1]
@@ -134,11 +145,12 @@ def _word(choice: Any) -> str | None:
 
 
 class Fsdp1Unit:
-    """One flat parameter. `memory` is O(1)."""
+    """One flat parameter. `memory` is O(1). `root` is whether it is the outermost wrapper's."""
 
-    def __init__(self, name: str, handle: Any) -> None:
+    def __init__(self, name: str, handle: Any, *, root: bool = False) -> None:
         self.name = name
         self.owner = handle
+        self._root = root
         flat = handle.flat_param
         self.params = sum(prod(shape) for shape in flat._shapes)
         trains = [param.requires_grad for param in getattr(flat, "_params", None) or ()] or [flat.requires_grad]
@@ -153,6 +165,21 @@ class Fsdp1Unit:
         compute = getattr(handle, "_fwd_bwd_param_dtype", None) or flat.dtype
         sharded = handle.uses_sharded_strategy
         self.unsharded_bytes = self._shard_numel * handle.world_size * compute.itemsize if sharded else 0
+
+    @property
+    def reduce_bytes(self) -> int:
+        """All of the flat gradient, frozen parts included; nothing if all of it is frozen."""
+        handle = self.owner
+        if not any(self._trains):
+            return 0
+        reduced: torch.dtype = getattr(handle, "_reduce_dtype", None) or handle.flat_param.dtype
+        ranks: int = handle.world_size if handle.uses_sharded_strategy else 1
+        return self._shard_numel * ranks * reduced.itemsize
+
+    @property
+    def kept(self) -> bool:
+        strategy = getattr(getattr(self.owner, "_sharding_strategy", None), "name", "")
+        return self._root or strategy not in RESHARDING
 
     def is_gathered(self, memory: tuple[int, int, int, int]) -> bool:
         return memory[0] > 0

@@ -171,7 +171,21 @@ class Fsdp2Unit:
         compute = group.mp_policy.param_dtype
         sizes = [prod(p.padded_sharded_param_size) * (compute or p.sharded_param.dtype).itemsize for p in self._params]
         self.unsharded_bytes = shard_group_size(group) * sum(sizes)
+        self._reduced = group.mp_policy.reduce_dtype or compute
         self._grad_shard_bytes: int | None = None
+
+    @property
+    def reduce_bytes(self) -> int:
+        """Of the parameters that are trained; each has a gradient of its own."""
+        trained = (param for param in self._params if param.sharded_param.requires_grad)
+        sizes = [prod(p.padded_sharded_param_size) * (self._reduced or p.sharded_param.dtype).itemsize for p in trained]
+        nbytes: int = shard_group_size(self.owner) * sum(sizes)
+        return nbytes
+
+    @property
+    def kept(self) -> bool:
+        """A root decides it in its first forward."""
+        return kept_after_forward(self.owner) is None
 
     def is_gathered(self, memory: tuple[int, int, int, int]) -> bool:
         return bool(self.owner.is_unsharded) or self.owner._all_gather_result is not None

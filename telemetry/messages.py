@@ -113,6 +113,10 @@ class Unit(msgspec.Struct, frozen=True, array_like=True):
     """Of `params`, those that need no gradient."""
     frozen_grad_bytes: Count | None = None
     """Gradient memory that this rank spends on them: FSDP1 has one gradient for all of a flat parameter."""
+    reduce_bytes: Count | None = None
+    """What goes into one reduction of its gradients, in the type that is reduced, padding included; 0: all of it is frozen."""
+    kept: bool | None = None
+    """Whether its parameters stay gathered from forward to backward."""
 
 
 class Tied(msgspec.Struct, frozen=True, array_like=True):
@@ -182,6 +186,8 @@ class Structure(msgspec.Struct, frozen=True, array_like=True, tag="structure", k
     blocks: Count | None = None
     """Repeated blocks of the model, wrapped or not."""
     largest_block_params: Count | None = None
+    optimized: Count | None = None
+    """Parameters of the model (tensors, not elements) that an optimizer has; 0: it trains nothing of this model."""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
@@ -217,6 +223,9 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
     """First dimension of the model's inputs, over the step's forwards; None: no forward was seen."""
     metrics: dict[Text, float] = {}
     """What the script has logged beside its loss."""
+    forwards: Count | None = None
+    """Of the model, with gradients."""
+    backwards: Count | None = None
 
 
 class Comm(msgspec.Struct, frozen=True, array_like=True, tag="c", gc=False):
@@ -258,6 +267,21 @@ class Gauge(msgspec.Struct, frozen=True, array_like=True, tag="g", gc=False):
     """Other processes on the device, as NVML names them: pid and bytes. None: not known."""
 
 
+class Where(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a rank's training is at a moment, as another thread sees it."""
+
+    phase: Text
+    """One of PHASES."""
+    calls: Count
+    """Collectives issued so far, over all steps: the rank with fewest is behind."""
+    kind: Signed = -1
+    """The newest of them: index into COLLECTIVES, -1 for none yet."""
+    unit: Signed = -1
+    """As in `Comm`."""
+    inside: bool = False
+    """Whether that one is not known to be complete."""
+
+
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="b", gc=False):
     """Every half second from the sender thread: the process lives. `step` shows whether its training does."""
 
@@ -268,6 +292,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="b", gc=False):
     sent: Count
     dropped: Count
     paused: bool = False
+    where: Where | None = None
+    """None: not known, or nothing is trained yet."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, array_like=True, tag="goodbye", kw_only=True):
@@ -316,18 +342,47 @@ class Command(msgspec.Struct, frozen=True, array_like=True, tag="command", kw_on
 
     id: Text
     kind: Text
-    """"stop", "pause", "resume", "capture"."""
+    """"stop", "pause", "resume", "capture", "stacks"."""
     ranks: Annotated[list[Rank], msgspec.Meta(max_length=100_000)] = []
-    """Which ranks a capture is of; empty: all."""
+    """Which ranks a capture or stacks are of; empty: all."""
     number: Count = 0
     """Orders captures; the hub gives it."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True, tag="ack", kw_only=True):
-    """The rank has the command; it acts at the next step boundary that all ranks agree on."""
+    """The rank has the command; it acts at the next step boundary that all ranks agree on (stacks: it has sent them)."""
 
     rank: Rank
     id: Text
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One call on a thread's stack."""
+
+    file: Text
+    line: Count
+    function: Text
+    code: Text
+    """The source line; "" when it cannot be read."""
+
+
+class Thread(msgspec.Struct, frozen=True, array_like=True):
+    """What one thread is doing."""
+
+    name: Text
+    frames: list[Frame]
+    """The innermost last; of a very deep stack the middle is left out."""
+
+
+class Stack(msgspec.Struct, frozen=True, array_like=True, tag="stack", kw_only=True):
+    """What a rank is doing now, asked of its sender's thread: it answers while the training hangs in a collective."""
+
+    rank: Rank
+    id: Text
+    """Of the command that asked for it."""
+    taken_ns: Count
+    threads: list[Thread]
+    """The training's first, then those that Python has not made: autograd's, which run backward on a device."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -405,7 +460,22 @@ class Capture(msgspec.Struct, frozen=True, array_like=True, tag="capture", kw_on
     """What could not be seen, one sentence each."""
 
 
-Message = Launched | Hello | Structure | Step | Comm | Gauge | Beat | Goodbye | Event | Ended | Command | Ack | Capture
+Message = (
+    Launched
+    | Hello
+    | Structure
+    | Step
+    | Comm
+    | Gauge
+    | Beat
+    | Goodbye
+    | Event
+    | Ended
+    | Command
+    | Ack
+    | Capture
+    | Stack
+)
 Later = Callable[[], Message]
 """A message that is made when it is sent: the same each time it is asked for."""
 

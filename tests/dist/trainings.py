@@ -59,6 +59,7 @@ class Mailbox:
         self.paused = False
         self.dropped = 0
         self.read_gauges: Any = None
+        self.where: Any = None
         self.messages: list[Message] = []
         self.goodbye: Goodbye | None = None
         self.gauge: Gauge | None = None
