@@ -18,6 +18,7 @@ import numpy as np
 from fsdp_tui.telemetry import verdicts
 from fsdp_tui.telemetry.bandwidth import ALL_REDUCE
 from fsdp_tui.telemetry.collectives import FIRST_BUCKET, CommStep, sum_collectives
+from fsdp_tui.telemetry.grid import CommGrid
 from fsdp_tui.telemetry.medians import CollectiveMedians
 from fsdp_tui.telemetry.messages import (
     CATEGORIES,
@@ -293,6 +294,7 @@ class RunState(msgspec.Struct, dict=True):
         ranks = tuple(self._with_since(rank, usual) for rank in ranks)
         structures = [state.structure for state in self.ranks.values() if state.structure]
         lead = structures[0] if structures else None
+        names = [unit.name for unit in lead.units] if lead else []
         units = tuple(
             UnitView(
                 name=unit.name,
@@ -354,7 +356,8 @@ class RunState(msgspec.Struct, dict=True):
             dropped=sum(rank.dropped for rank in ranks),
             overhead_ns=_median_known([rank.overhead_ns for rank in ranks]),
             exposed_ns=_median_columns([rank.exposed_ns for rank in ranks if rank.exposed_ns])[: len(COMM_PHASES)],
-            lateness=stats.lateness([unit.name for unit in lead.units] if lead else []),
+            lateness=stats.lateness(names),
+            grid=self._grid(names),
         )
         return verdicts.judged(picture)
 
@@ -362,6 +365,13 @@ class RunState(msgspec.Struct, dict=True):
         """Of the window as it is now; kept from picture to picture, and no part of what `dump` writes."""
         kept: CollectiveMedians = self.__dict__.setdefault("kept_medians", CollectiveMedians())
         kept.follow(self.comm_window)
+        return kept
+
+    def _grid(self, names: Sequence[str]) -> CommGrid:
+        """Of the window as it is now, kept as long as it is that."""
+        kept: CommGrid | None = self.__dict__.get("kept_grid")
+        if kept is None or not kept.is_of(self.comm_window, names):
+            kept = self.__dict__["kept_grid"] = CommGrid(self.comm_window, names, kept)
         return kept
 
     def _rank_view(self, rank: int, state: RankState, exposed_ns: tuple[int | None, ...]) -> RankView:

@@ -12,6 +12,7 @@ from statistics import median_low
 import numpy as np
 from numpy.typing import NDArray
 
+from fsdp_tui.telemetry.grid import CommGrid
 from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES, Capture, Ended, Event, Hello, Launched, Structure
 
 Floats = NDArray[np.float64]
@@ -277,6 +278,8 @@ class RunView:
     """Median over ranks of each rank's, in the order of COMM_PHASES."""
     lateness: Lateness | None = None
     """None: not known, or there is nobody to be late for."""
+    grid: CommGrid = field(default_factory=CommGrid)
+    """Collectives rank by rank and unit by unit."""
 
     @property
     def name(self) -> str:

@@ -1,0 +1,328 @@
+"""Collectives rank by rank and unit by unit: medians over the newest steps, worked out only for who asks.
+
+The picture of a run has what every screen needs; a thousand ranks times a hundred units is what one screen needs, and of
+that one metric at a time. So a grid only holds the steps, and reduces them when figures are asked for. Reduced steps are
+kept: with each new step one is reduced, and the medians are taken anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fsdp_tui.telemetry.bandwidth import ALL_REDUCE, bus_factor
+from fsdp_tui.telemetry.collectives import (
+    DURATION,
+    EXPOSED,
+    FIRST_BUCKET,
+    NO_UNIT,
+    CommStep,
+    Floats,
+    alike,
+    median_known,
+    order_of,
+)
+from fsdp_tui.telemetry.messages import COLLECTIVES, COMM_PHASES
+
+Metric = Literal["lateness", "exposed", "duration", "bandwidth"]
+METRICS: Final[tuple[Metric, ...]] = ("lateness", "exposed", "duration", "bandwidth")
+"""What the others wait for the rank, what its compute waits, what its calls take, each in ns per step; bytes per second on
+its link while they run (bus bandwidth)."""
+BACKWARD = COMM_PHASES.index("backward")
+
+
+class Place(NamedTuple):
+    """Where calls belong: a unit, a bucket, or none."""
+
+    name: str
+    """"" for no unit."""
+    unit: int | None
+    """As `Comm` has it; None: DDP's buckets together, whose times are known only so."""
+
+
+class Selection(NamedTuple):
+    """Which calls count."""
+
+    kinds: tuple[int, ...] = tuple(range(len(COLLECTIVES)))
+    """Indices into COLLECTIVES."""
+    phases: tuple[int, ...] = tuple(range(len(COMM_PHASES)))
+    """Indices into COMM_PHASES."""
+
+
+ALL = Selection()
+
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """One metric of the selected calls: medians over steps. NaN is not known, or there is nothing: see `absent`."""
+
+    metric: Metric
+    cells: Floats
+    """(ranks, places)"""
+    absent: NDArray[np.bool_]
+    """(ranks, places): the rank makes no such calls there, or nobody can wait for it."""
+    by_rank: Floats
+    """(ranks,) over all places; of DDP's buckets together."""
+    steps: int
+
+    @property
+    def worst_is_low(self) -> bool:
+        return self.metric == "bandwidth"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFigures:
+    """One kind of collective in one phase, of one rank in one place: medians over steps; None is not known."""
+
+    kind: int
+    phase: int
+    calls: float
+    """Per step."""
+    nbytes: int
+    """Per step: gathered output, or reduce input."""
+    median_ns: int | None
+    """Per call."""
+    duration_ns: int | None
+    """Per step."""
+    exposed_ns: int | None
+    late_ns: int | None
+    """Per step: by how much longer the first of its group was in the call."""
+    algbw_bytes_per_s: float | None
+    busbw_bytes_per_s: float | None
+    group_size: int | None
+
+    @property
+    def overlapped_ns(self) -> int | None:
+        """Per step: the part of `duration_ns` in which compute did not wait."""
+        if self.duration_ns is None or self.exposed_ns is None:
+            return None
+        return max(0, self.duration_ns - self.exposed_ns)
+
+
+class CommGrid:
+    """The newest steps' collectives. Cheap to make; not to be asked from two threads at once.
+
+    Attributes:
+        places: where there are calls: DDP's buckets together and one by one, units in their order, no unit last.
+        ranks: rows of every matrix.
+        steps: how many steps medians are taken over.
+    """
+
+    def __init__(
+        self, window: Sequence[CommStep] = (), names: Sequence[str] = (), before: CommGrid | None = None
+    ) -> None:
+        """`names`: of the units; `before`: the grid of an older window, whose reduced steps are used again."""
+        self._window = alike(window)
+        self._names = names
+        self._newest = window[-1] if window else None
+        self._keys = self._newest.keys if self._newest else []
+        self.ranks = self._newest.ranks if self._newest else 0
+        self.steps = len(self._window)
+        self._reduced: dict[int, tuple[CommStep, object, Floats]] = {} if before is None else before._reduced
+        self._figures: dict[tuple[Metric, Selection], Figures] = {}
+        units = {unit for unit, _, _ in self._keys}
+        buckets = sorted((unit for unit in units if unit <= FIRST_BUCKET), reverse=True)
+        self.places: tuple[Place, ...] = (
+            *([Place("buckets", None)] if buckets else []),
+            *(Place(f"bucket {FIRST_BUCKET - unit}", unit) for unit in buckets),
+            *(Place(names[unit] if unit < len(names) else f"unit {unit}", unit) for unit in sorted(units) if unit >= 0),
+            *([Place("", NO_UNIT)] if NO_UNIT in units else []),
+        )
+        self._place_of = {place.unit: at for at, place in enumerate(self.places)}
+        sizes = (self._newest.group_sizes if self._newest else []) or [0] * len(self._keys)
+        self._sizes = np.array(sizes, dtype=np.int64)
+
+    def is_of(self, window: Sequence[CommStep], names: Sequence[str]) -> bool:
+        """Whether it has been made of this window."""
+        return self._newest is (window[-1] if window else None) and self._names == names
+
+    def kinds(self) -> tuple[int, ...]:
+        """Which collectives there are at all."""
+        return tuple(sorted({kind for _, kind, _ in self._keys}))
+
+    def figures(self, metric: Metric, selection: Selection = ALL) -> Figures:
+        """One metric of the selected calls, for every rank and place."""
+        found = self._figures.get((metric, selection))
+        if found is None:
+            found = self._figures[metric, selection] = self._work_out(metric, selection)
+        return found
+
+    def _work_out(self, metric: Metric, selection: Selection) -> Figures:
+        columns, starts, at = self._columns(metric, selection)
+        asked = (metric, selection, tuple(self._keys))
+        kept, rows = {}, []
+        for step in self._window:
+            before = self._reduced.get(id(step))
+            if before is None or before[1] != asked:
+                before = (step, asked, self._reduce(step, metric, columns, starts, at))
+            kept[id(step)] = before
+            rows.append(before[2])
+        self._reduced.clear()
+        self._reduced.update(kept)
+        shape = (self.ranks, len(self.places))
+        if not rows:
+            return Figures(metric, np.full(shape, np.nan), np.ones(shape, bool), np.full(self.ranks, np.nan), 0)
+        medians = median_known(np.ascontiguousarray(np.stack(rows).transpose(1, 2, 0)))
+        absent = self._absent(columns, starts, at)
+        return Figures(metric, np.where(absent, np.nan, medians[:, :-1]), absent, medians[:, -1], len(rows))
+
+    def _columns(
+        self, metric: Metric, selection: Selection
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The selected calls place by place, where each place begins among them, and which place that is."""
+        chosen = [
+            (self._place_of[unit], column)
+            for column, (unit, kind, phase) in enumerate(self._keys)
+            if kind in selection.kinds
+            and phase in selection.phases
+            and not (metric == "lateness" and self._sizes[column] == 1)  # nobody can wait for it
+        ]
+        chosen.sort()
+        places = np.array([place for place, _ in chosen], dtype=np.int64)
+        at, starts = np.unique(places, return_index=True)
+        return np.array([column for _, column in chosen], dtype=np.int64), starts.astype(np.int64), at
+
+    def _reduce(
+        self,
+        step: CommStep,
+        metric: Metric,
+        columns: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        at: NDArray[np.int64],
+    ) -> Floats:
+        """One step: (ranks, places + 1), the last column over all places."""
+        out = np.full((self.ranks, len(self.places) + 1), np.nan)
+        if not len(columns):
+            return out
+        order = order_of(step, self._keys)
+        spent = step.matrix("duration")[:, order][:, columns]
+        units = np.array([self._keys[column][0] for column in columns])
+        buckets = units <= FIRST_BUCKET
+        together = self._place_of.get(None)
+        if metric == "bandwidth":
+            carried = (np.asarray(step.nbytes)[order] * self._bus())[columns]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                out[:, at] = np.add.reduceat(carried, starts) / np.add.reduceat(spent, starts, axis=1) * 1e9
+                time, moved = spent[:, ~buckets].sum(axis=1), carried[~buckets].sum()
+                if buckets.any() and together is not None:
+                    span = step.spans()[:, DURATION]
+                    out[:, together] = carried[buckets].sum() / span * 1e9
+                    time, moved = time + span, moved + carried[buckets].sum()
+                out[:, -1] = moved / time * 1e9
+            out[~np.isfinite(out)] = np.nan
+            return out
+        if metric == "lateness":
+            # Who makes no call keeps nobody waiting.
+            cells = np.where(spent == 0, 0.0, step.matrix("late")[:, order][:, columns])
+        else:
+            cells = spent if metric == "duration" else step.matrix("exposed")[:, order][:, columns]
+        # One delay makes the ranks of both groups of a hybrid strategy wait, one after the other: it counts once.
+        replicas = (units >= 0) & (np.array([self._keys[column][1] for column in columns]) == ALL_REDUCE)
+        if metric == "lateness" and replicas.any() and not replicas.all():
+            first = np.add.reduceat(np.where(replicas, 0.0, cells), starts, axis=1)
+            second = np.add.reduceat(np.where(replicas, cells, 0.0), starts, axis=1)
+            out[:, at] = np.maximum(first, second)
+            whole = np.maximum(cells[:, ~replicas & ~buckets].sum(axis=1), cells[:, replicas].sum(axis=1))
+        else:
+            out[:, at] = np.add.reduceat(cells, starts, axis=1)
+            whole = cells[:, ~buckets].sum(axis=1)
+        if buckets.any() and together is not None:
+            waited, span = step.spans()[:, EXPOSED], step.spans()[:, DURATION]
+            own = {"lateness": waited.max() - waited, "exposed": waited, "duration": span}[metric]
+            out[:, together] = own
+            whole = whole + own
+        out[:, -1] = whole
+        return out
+
+    def _bus(self) -> Floats:
+        pairs = zip(self._keys, self._sizes.tolist(), strict=True)
+        return np.array([bus_factor(kind, size) if size else np.nan for (_, kind, _), size in pairs])
+
+    def _absent(
+        self, columns: NDArray[np.int64], starts: NDArray[np.int64], at: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        absent = np.ones((self.ranks, len(self.places)), dtype=bool)
+        if len(columns) and self._newest is not None:
+            spent = self._newest.matrix("duration")[:, columns]
+            absent[:, at] = np.add.reduceat(spent != 0, starts, axis=1) == 0
+            together = self._place_of.get(None)
+            if together is not None:
+                absent[:, together] = all(self._keys[column][0] > FIRST_BUCKET for column in columns)
+        return absent
+
+    def calls(self, rank: int, place: Place) -> list[CallFigures]:
+        """What the rank calls in a place, in the order in which a step does."""
+        if self._newest is None or not 0 <= rank < self.ranks:
+            return []
+        if place.unit is None:
+            return [self._buckets(rank)]
+        found = []
+        for column, (unit, kind, phase) in enumerate(self._keys):
+            if unit != place.unit:
+                continue
+            rows = []
+            for step in self._window:
+                at = column if step.keys == self._keys else step.keys.index(self._keys[column])
+                times = [step.matrix(name)[rank, at] for name in ("duration", "exposed", "late")]
+                rows.append([step.calls[at], step.nbytes[at], *times])
+            calls, nbytes, duration, exposed, late = np.array(rows).T
+            if duration[-1] != 0:
+                found.append(_call(kind, phase, int(self._sizes[column]), calls, nbytes, duration, exposed, late))
+        return found
+
+    def _buckets(self, rank: int) -> CallFigures:
+        columns = [column for column, (unit, _, _) in enumerate(self._keys) if unit <= FIRST_BUCKET]
+        calls, nbytes = (
+            np.array(
+                [sum(np.asarray(getattr(step, name))[order_of(step, self._keys)][columns]) for step in self._window]
+            )
+            for name in ("calls", "nbytes")
+        )
+        spans = np.stack([step.spans() for step in self._window])  # (steps, ranks, 2)
+        waited = spans[:, :, EXPOSED]
+        late = waited.max(axis=1) - waited[:, rank]
+        figures = _call(
+            ALL_REDUCE,
+            BACKWARD,
+            int(self._sizes[columns[0]]),
+            np.ones_like(calls),  # their times are known only together
+            nbytes,
+            spans[:, rank, DURATION],
+            waited[:, rank],
+            late,
+        )
+        return replace(figures, calls=float(np.median(calls)), median_ns=None)
+
+
+def _call(
+    kind: int, phase: int, size: int, calls: Floats, nbytes: Floats, duration: Floats, exposed: Floats, late: Floats
+) -> CallFigures:
+    per_step, whole = float(np.median(calls)), float(np.median(nbytes))
+    median_ns = _known(duration / calls)
+    seconds = per_step * median_ns / 1e9 if median_ns else None
+    return CallFigures(
+        kind=kind,
+        phase=phase,
+        calls=per_step,
+        nbytes=int(whole),
+        median_ns=_whole(median_ns),
+        duration_ns=_whole(_known(duration)),
+        exposed_ns=_whole(_known(exposed)),
+        late_ns=_whole(_known(late)) if size != 1 else None,
+        algbw_bytes_per_s=whole / seconds if seconds else None,
+        busbw_bytes_per_s=whole * bus_factor(kind, size) / seconds if seconds and size else None,
+        group_size=size or None,
+    )
+
+
+def _known(values: Floats) -> float | None:
+    median = float(median_known(values))
+    return median if median == median else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
