@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fsdp_tui.telemetry.advice import advise
 from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES, Structure
 from fsdp_tui.telemetry.trace import summary
@@ -77,6 +78,8 @@ def show(run: RunView) -> dict[str, Any]:
         "phases_ns": dict(zip(PHASES, run.phases_ns, strict=False)),
         "phases_exposed_ns": _by_phase(run.exposed_ns),
         "tokens_per_s": run.tokens_per_s,
+        "samples_per_s": run.samples_per_s,
+        "metrics": dict(run.metrics),
         "units": [_unit(unit, backend) for unit in run.units],
         "buckets": [
             {
@@ -253,10 +256,13 @@ METRICS: tuple[tuple[str, str, Callable[[RunView], Value], Better | None], ...] 
     ("step_time", "ns", lambda run: run.step_median_ns, min),
     ("exposed_communication", "ns", lambda run: run.comm.exposed_ns, None),
     ("tokens_per_s", "tokens/s", lambda run: run.tokens_per_s, max),
+    ("samples_per_s", "samples/s", lambda run: run.samples_per_s, max),
     ("loss", "", lambda run: last_loss(run), None),
 )
 """Rows of a comparison: memory of the fullest rank, bytes and times per step and rank. No best where less is not better
 by itself: a strategy that gathers more is not a worse one."""
+THROUGHPUT = ("tokens_per_s", "samples_per_s")
+"""Of these there is one row: samples where nobody counts tokens."""
 
 
 def _finite(value: Value) -> Value:
@@ -273,7 +279,10 @@ def last_loss(run: RunView) -> float | None:
 def compare(runs: Sequence[RunView]) -> dict[str, Any]:
     """Several runs as the document of `compare A B --json`; the first is the baseline."""
     rows = []
+    counted = "tokens_per_s" if any(run.throughput.unit == "tokens/s" for run in runs) else "samples_per_s"
     for metric, unit, read, better in METRICS:
+        if metric in THROUGHPUT and metric != counted:
+            continue
         values = [_finite(read(run)) for run in runs]
         known = [value for value in values if value is not None]
         best = values.index(better(known)) if better and len(known) > 1 and len(set(known)) > 1 else None
@@ -283,7 +292,14 @@ def compare(runs: Sequence[RunView]) -> dict[str, Any]:
         "rows": rows,
         "equivalence": equivalence(runs),
         "differences": differences(runs),
+        "advice": _advice(runs),
     }
+
+
+def _advice(runs: Sequence[RunView]) -> dict[str, Any] | None:
+    """Indices of the runs that it is about, and the sentence."""
+    said = advise(runs, [run.effective or run.name for run in runs])
+    return None if said is None else said._asdict()
 
 
 def equivalence(runs: Sequence[RunView]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from statistics import median
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fsdp_tui.telemetry import verdicts
 from fsdp_tui.telemetry.bandwidth import ALL_REDUCE
@@ -82,6 +83,8 @@ class RankState(msgspec.Struct):
     """By earlier incarnations."""
     captures: list[Capture] = []
     """The newest last."""
+    metrics: dict[str, float] = {}
+    """What the script has logged, the newest of each name."""
 
 
 class RunState(msgspec.Struct, dict=True):
@@ -106,6 +109,8 @@ class RunState(msgspec.Struct, dict=True):
     bad_records: int = 0
     version: int = 0
     """Counts applied messages: a screen redraws when it has moved."""
+    samples: list[int] = []
+    """As `tokens`."""
 
     @property
     def world_size(self) -> int:
@@ -212,6 +217,8 @@ class RunState(msgspec.Struct, dict=True):
         self.reported[at] += 1
         self.step_ns[at] = max(self.step_ns[at], sample.step_ns)
         self.tokens[at] += sample.tokens or 0
+        self.samples[at] += sample.samples or 0
+        rank.metrics.update(sample.metrics)
         if sample.loss is not None:
             self.loss_sum[at] += sample.loss
             self.loss_count[at] += 1
@@ -226,7 +233,8 @@ class RunState(msgspec.Struct, dict=True):
                 return at
         self.steps.insert(at, step)
         self.loss_sum.insert(at, 0.0)
-        for counts in (self.loss_count, self.tokens, self.step_ns, self.reported):
+        self.samples += [0] * (len(self.loss_count) - len(self.samples))  # a snapshot from before they were counted
+        for counts in (self.loss_count, self.tokens, self.samples, self.step_ns, self.reported):
             counts.insert(at, 0)
         return at
 
@@ -319,8 +327,6 @@ class RunState(msgspec.Struct, dict=True):
         series = self._series()
         later = series.step_ns[1:][-STEP_WINDOW:]
         later = later[later > 0]
-        rates = series.tokens_per_s[1:][-STEP_WINDOW:]
-        rates = rates[np.isfinite(rates)]
         probes: dict[str, str] = {}
         for structure in structures:
             for probe, said in structure.probes.items():
@@ -347,7 +353,9 @@ class RunState(msgspec.Struct, dict=True):
             step_median_ns=int(np.median(later)) if later.size else None,
             step_p95_ns=int(np.percentile(later, 95)) if later.size else None,
             step_first_ns=self.step_ns[0] if self.step_ns else None,
-            tokens_per_s=float(np.median(rates)) if rates.size else None,
+            tokens_per_s=_recent_rate(series.tokens_per_s),
+            samples_per_s=_recent_rate(series.samples_per_s),
+            metrics=_mean_by_name([rank.metrics for rank in self.ranks.values()]),
             phases_ns=_median_columns([rank.phases_ns for rank in ranks if rank.phases_ns]),
             comm=stats.totals,
             events=tuple(self.events),
@@ -425,19 +433,38 @@ class RunState(msgspec.Struct, dict=True):
     def _series(self) -> Series:
         count = np.asarray(self.loss_count, dtype=np.float64)
         step_ns = np.asarray(self.step_ns, dtype=np.float64)
-        tokens = np.asarray(self.tokens, dtype=np.float64)
+        # A step that some ranks have not reported would show less than was trained.
+        whole = (np.asarray(self.reported) >= self.world_size) & (step_ns > 0)
+
+        def rate(counts: list[int]) -> NDArray[np.float64]:
+            counted = np.zeros(len(step_ns))
+            counted[: len(counts)] = counts
+            with np.errstate(divide="ignore", invalid="ignore"):
+                per_s: NDArray[np.float64] = np.where(whole & (counted > 0), counted / step_ns * 1e9, np.nan)
+            return per_s
+
         with np.errstate(divide="ignore", invalid="ignore"):
             loss = np.where(count > 0, np.asarray(self.loss_sum, dtype=np.float64) / count, np.nan)
-            # A step that some ranks have not reported would show fewer tokens than were trained.
-            whole = (np.asarray(self.reported) >= self.world_size) & (tokens > 0) & (step_ns > 0)
-            rate = np.where(whole, tokens / step_ns * 1e9, np.nan)
         return Series(
             steps=np.asarray(self.steps, dtype=np.int64),
             loss=loss,
             loss_known=count > 0,
             step_ns=step_ns,
-            tokens_per_s=rate,
+            tokens_per_s=rate(self.tokens),
+            samples_per_s=rate(self.samples),
         )
+
+
+def _recent_rate(per_step: NDArray[np.float64]) -> float | None:
+    """The usual rate of late; the first step holds warm-up."""
+    late = per_step[1:][-STEP_WINDOW:]
+    late = late[np.isfinite(late)]
+    return float(np.median(late)) if late.size else None
+
+
+def _mean_by_name(figures: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for one in figures for name in one)
+    return {name: float(np.mean([one[name] for one in figures if name in one])) for name in names}
 
 
 def _most(structures: Sequence[Structure], at: int, name: str) -> int | None:

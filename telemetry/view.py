@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,6 +185,18 @@ class Series:
     """The slowest rank's."""
     tokens_per_s: Floats
     """Over all ranks."""
+    samples_per_s: Floats
+    """As `tokens_per_s`."""
+
+
+class Throughput(NamedTuple):
+    """What a run gets through, over all ranks."""
+
+    unit: str
+    per_s: float | None
+    """Of late."""
+    series: Floats
+    """Per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +277,9 @@ class RunView:
     step_p95_ns: int | None
     step_first_ns: int | None
     tokens_per_s: float | None
+    samples_per_s: float | None
+    metrics: Mapping[str, float]
+    """What the script has logged: means over the ranks of each one's newest."""
     phases_ns: tuple[int | None, ...]
     """Median over ranks of each rank's medians, in the order of PHASES."""
     comm: CommTotals
@@ -284,6 +300,13 @@ class RunView:
     @property
     def name(self) -> str:
         return self.launched.name if self.launched else ""
+
+    @property
+    def throughput(self) -> Throughput:
+        """In tokens where they are known, else in samples."""
+        if self.tokens_per_s is None and self.samples_per_s is not None:
+            return Throughput("samples/s", self.samples_per_s, self.series.samples_per_s)
+        return Throughput("tokens/s", self.tokens_per_s, self.series.tokens_per_s)
 
     @property
     def requested(self) -> str:

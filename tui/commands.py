@@ -448,21 +448,27 @@ def _print_steps(run: RunView, printed: int, *, as_json: bool) -> int:
     first, last = np.searchsorted(series.steps, [printed, run.steps], side="right").tolist()
     for at in range(first, last):
         step, loss = int(series.steps[at]), float(series.loss[at])
-        step_ns, rate = float(series.step_ns[at]), float(series.tokens_per_s[at])
+        step_ns, rate = float(series.step_ns[at]), float(run.throughput.series[at])
         if as_json:
             record = {
                 "step": step,
-                "loss": loss if np.isfinite(loss) else None,
+                "loss": _finite(loss),
                 "step_ns": int(step_ns),
-                "tokens_per_s": rate if np.isfinite(rate) else None,
+                "tokens_per_s": _finite(float(series.tokens_per_s[at])),
+                "samples_per_s": _finite(float(series.samples_per_s[at])),
             }
             print(json.dumps(record), flush=True)
         else:
             print(
-                f"step {step:,}  loss {fmt.number(loss)}  step {fmt.duration(step_ns)}  {fmt.rate(rate)} tokens/s",
+                f"step {step:,}  loss {fmt.number(loss)}  step {fmt.duration(step_ns)}"
+                f"  {fmt.rate(rate)} {run.throughput.unit}",
                 flush=True,
             )
     return max(printed, run.steps)
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def _logs(parsed: argparse.Namespace) -> int:

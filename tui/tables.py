@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fsdp_tui.telemetry.advice import advise
 from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
@@ -22,6 +23,7 @@ LABELS = {
     "step_time": "step time",
     "exposed_communication": "exposed communication",
     "tokens_per_s": "tokens/s",
+    "samples_per_s": "samples/s",
     "loss": "last loss",
 }
 
@@ -47,7 +49,7 @@ def progress(run: RunView) -> str:
         (
             steps,
             f"loss {fmt.number(last_loss(run))}",
-            f"{fmt.rate(run.tokens_per_s)} tokens/s",
+            f"{fmt.rate(run.throughput.per_s)} {run.throughput.unit}",
             f"step {fmt.duration(run.step_median_ns)}",
             f"peak {fmt.size(peak)}",
         )
@@ -223,6 +225,8 @@ def comparison(runs: Sequence[RunView]) -> str:
             f"{mark} losses {word}: largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)} over"
             f" {verdict['steps_compared']} steps (tolerance {verdict['tolerance']:g})"
         )
+    if (advice := advise(runs, [column_name(run) for run in runs])) is not None:
+        lines.append(f"→ {advice.text}")
     for key, values in document["differences"].items():
         if key != "nproc":
             lines.append(
@@ -273,4 +277,4 @@ def amount(value: int | float | None, unit: str) -> str:
         return fmt.size(value)
     if unit == "ns":
         return fmt.duration(value)
-    return fmt.rate(value) if unit == "tokens/s" else fmt.number(value)
+    return fmt.rate(value) if unit in ("tokens/s", "samples/s") else fmt.number(value)

@@ -10,6 +10,7 @@ from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
+from fsdp_tui.telemetry.advice import advise
 from fsdp_tui.telemetry.report import METRICS, compare
 from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
 from fsdp_tui.tui import format as fmt
@@ -36,6 +37,7 @@ ROWS = {
     "step_time": "step time",
     "exposed_communication": "exposed",
     "tokens_per_s": "tokens/s",
+    "samples_per_s": "samples/s",
     "loss": "last loss",
 }
 PICK = (
@@ -138,7 +140,7 @@ class CompareScreen(View):
         n = len(runs)
         return [
             Band("bars", 3 + n, 5 + 2 * n, 1),
-            Band("numbers", 2 + len(METRICS), 3 + len(METRICS), 3),
+            Band("numbers", 1 + len(METRICS), 2 + len(METRICS), 3),
             Band("said", 5, 14, 3),
             Band("trends", 2 + n, 2 + n, 1),
         ]
@@ -305,6 +307,10 @@ def write_verdict(runs: Sequence[RunView], baseline: int, width: int) -> list[Ro
     order = [runs[baseline], *(run for at, run in enumerate(runs) if at != baseline)]
     document = compare(order)
     rows: list[Row] = []
+    labels = names(runs)
+    order_names = [labels[baseline], *(label for at, label in enumerate(labels) if at != baseline)]
+    if (advice := advise(order, order_names)) is not None:
+        rows += paragraph(advice.text, width, first=[("→ ", Ink("ok", bold=True))])
     verdict = document["equivalence"]
     if verdict["agrees"] is None:
         rows += paragraph(
