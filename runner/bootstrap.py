@@ -153,4 +153,4 @@ def _exit_code(error: BaseException | None) -> int:
     """What Python exits with after this; a signal's own death has no code here."""
     if not isinstance(error, SystemExit):
         return 0 if error is None else 1
-    return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)

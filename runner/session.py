@@ -59,6 +59,7 @@ from fsdp_tui.telemetry.messages import (
     Structure,
     Where,
 )
+from fsdp_tui.telemetry.places import RunError
 
 T = TypeVar("T")
 
@@ -297,7 +298,8 @@ class WatchedRun(Run):
             return connect(self._hello())
         except Exception as error:  # noqa: BLE001  # the training is worth more than its telemetry
             # The rank still takes part in the agreement: the others wait for it there.
-            _complain(f"rank {self._rank} trains unwatched: {type(error).__name__}: {error}")
+            said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+            _complain(f"rank {self._rank} trains unwatched: {said}")
             return _Nobody()
 
     def _inspected(self) -> structure.Wrapped:
