@@ -174,7 +174,8 @@ class Fsdp1Unit:
             return 0
         reduced: torch.dtype = getattr(handle, "_reduce_dtype", None) or handle.flat_param.dtype
         ranks: int = handle.world_size if handle.uses_sharded_strategy else 1
-        return self._shard_numel * ranks * reduced.itemsize
+        nbytes: int = self._shard_numel * ranks * reduced.itemsize
+        return nbytes
 
     @property
     def kept(self) -> bool:

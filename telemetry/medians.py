@@ -65,6 +65,11 @@ class CollectiveMedians:
         self._newest = steps[-1] if steps else None
         self._work_out()
 
+    @property
+    def steps(self) -> int:
+        """Steps that the figures are of."""
+        return len(self._slots)
+
     def collective(self, unit: int, kind: int) -> Collective:
         """One unit's collectives of one kind; `unit` as `Comm` has it."""
         return self._stats.get((unit, kind), Collective())

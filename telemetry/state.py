@@ -7,10 +7,11 @@ median. It has no clock and does no I/O.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_low
 
 import msgspec
 import numpy as np
@@ -37,12 +38,16 @@ from fsdp_tui.telemetry.messages import (
     Hello,
     Launched,
     Message,
+    Stack,
     Step,
     Structure,
+    Where,
 )
 from fsdp_tui.telemetry.view import (
+    BUCKETS,
     BucketView,
     Column,
+    Progress,
     RankView,
     RunView,
     Series,
@@ -58,6 +63,9 @@ COMM_WINDOW = 128
 COMM_CELLS = 8_000_000
 PATIENCE = 16
 """Steps that a rank's collectives may lag behind the others' before the step is closed without them."""
+SETTLING = 3
+"""First steps in which memory still settles: optimizer states and gradients appear, pools grow."""
+LOOKS_KEPT = 128
 MAX_EVENTS = 2_000
 CAPTURES_PER_RANK = 2
 MAX_CAPTURES = 64
@@ -85,6 +93,15 @@ class RankState(msgspec.Struct):
     """The newest last."""
     metrics: dict[str, float] = {}
     """What the script has logged, the newest of each name."""
+    moved_ns: int = 0
+    """When a heartbeat first said where the training is now; 0 before the first."""
+    looks: list[tuple[int, list[int | None]]] = []
+    """Every `looks_every`th step that was looked at, and its memory; the first ones, in which all still settles, are left out."""
+    looks_every: int = 1
+    looks_seen: int = 0
+    lost_at: int | None = None
+    """First step whose loss was no number, or infinite."""
+    stack: Stack | None = None
 
 
 class RunState(msgspec.Struct, dict=True):
@@ -159,7 +176,7 @@ class RunState(msgspec.Struct, dict=True):
             case Comm():
                 self._comm(message)
             case Beat():
-                self._rank(message.rank).beat = message
+                self._beat(message)
             case Gauge():
                 self._rank(message.rank).gauge = message
             case Event():
@@ -180,6 +197,8 @@ class RunState(msgspec.Struct, dict=True):
                 self.ended = message
             case Capture():
                 self._capture(message)
+            case Stack():
+                self._rank(message.rank).stack = message
             case _:  # commands and acknowledgements change nothing here
                 pass
 
@@ -197,9 +216,16 @@ class RunState(msgspec.Struct, dict=True):
         rank = self._rank(hello.rank)
         if rank.hello is not None and rank.hello.incarnation != hello.incarnation:
             rank.dropped_before += _dropped(rank)
-            rank.goodbye = rank.beat = rank.gauge = None
+            rank.goodbye = rank.beat = rank.gauge = rank.stack = rank.lost_at = None
+            rank.looks, rank.looks_every, rank.looks_seen = [], 1, 0
         rank.hello = hello
         self.said_world_size = hello.world_size
+
+    def _beat(self, beat: Beat) -> None:
+        rank = self._rank(beat.rank)
+        if rank.beat is None or beat.paused or _place(rank.beat) != _place(beat):
+            rank.moved_ns = beat.sent_ns
+        rank.beat = beat
 
     def _step(self, sample: Step) -> None:
         rank = self._rank(sample.rank)
@@ -219,9 +245,21 @@ class RunState(msgspec.Struct, dict=True):
         self.tokens[at] += sample.tokens or 0
         self.samples[at] += sample.samples or 0
         rank.metrics.update(sample.metrics)
+        if sample.looked_step in (0, sample.step) and sample.step >= rank.first_step + SETTLING:
+            self._look(rank, sample)
         if sample.loss is not None:
             self.loss_sum[at] += sample.loss
             self.loss_count[at] += 1
+            if rank.lost_at is None and not math.isfinite(sample.loss):
+                rank.lost_at = sample.step
+
+    def _look(self, rank: RankState, sample: Step) -> None:
+        """Keeps an even choice of all looks, however long the run."""
+        if rank.looks_seen % rank.looks_every == 0:
+            rank.looks.append((sample.step, sample.memory))
+        rank.looks_seen += 1
+        if len(rank.looks) > LOOKS_KEPT:
+            rank.looks, rank.looks_every = rank.looks[::2], 2 * rank.looks_every
 
     def _index(self, step: int) -> int:
         """Where the step is in the series; makes its place when it is new."""
@@ -366,8 +404,14 @@ class RunState(msgspec.Struct, dict=True):
             exposed_ns=_median_columns([rank.exposed_ns for rank in ranks if rank.exposed_ns])[: len(COMM_PHASES)],
             lateness=stats.lateness(names),
             grid=self._grid(names),
+            forwards=_usual_count(self._leader(), "forwards"),
+            backwards=_usual_count(self._leader(), "backwards"),
+            comm_alike=stats.steps / len(self.comm_window) if self.comm_window else None,
         )
         return verdicts.judged(picture)
+
+    def _leader(self) -> RankState:
+        return next(iter(self.ranks.values()), RankState())
 
     def _medians(self) -> CollectiveMedians:
         """Of the window as it is now; kept from picture to picture, and no part of what `dump` writes."""
@@ -413,6 +457,10 @@ class RunState(msgspec.Struct, dict=True):
             other_processes=None if state.gauge is None or state.gauge.others is None else tuple(state.gauge.others),
             captures=tuple(state.captures),
             exposed_ns=exposed_ns,
+            progress=_progress(state, [unit.name for unit in units]),
+            looks=tuple(state.looks),
+            lost_at=state.lost_at,
+            stack=state.stack,
         )
 
     def _with_since(self, rank: RankView, usual: int | None) -> RankView:
@@ -453,6 +501,35 @@ class RunState(msgspec.Struct, dict=True):
             tokens_per_s=rate(self.tokens),
             samples_per_s=rate(self.samples),
         )
+
+
+def _place(beat: Beat) -> tuple[int, int, str, int]:
+    """What moves from heartbeat to heartbeat while a training goes on."""
+    where = beat.where
+    return (beat.incarnation, beat.step, where.phase, where.calls) if where else (beat.incarnation, beat.step, "", 0)
+
+
+def _progress(rank: RankState, units: Sequence[str]) -> Progress | None:
+    beat = rank.beat
+    if beat is None:
+        return None
+    where = beat.where or Where("", 0)
+    moved_ns = max(rank.moved_ns, rank.last.ended_ns if rank.last else 0)
+    return Progress(
+        step=beat.step,
+        phase=where.phase,
+        calls=where.calls,
+        kind=COLLECTIVES[where.kind] if 0 <= where.kind < len(COLLECTIVES) else "",
+        unit=BUCKETS if where.unit <= FIRST_BUCKET else units[where.unit] if 0 <= where.unit < len(units) else "",
+        inside=where.inside,
+        idle_ns=max(0, beat.sent_ns - moved_ns),
+    )
+
+
+def _usual_count(rank: RankState, name: str) -> int | None:
+    counts: list[int | None] = [getattr(step, name) for step in rank.window[-COMM_WINDOW:]]
+    known = [count for count in counts if count is not None]
+    return median_low(known) if known else None
 
 
 def _recent_rate(per_step: NDArray[np.float64]) -> float | None:

@@ -14,7 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsdp_tui.telemetry.grid import CommGrid
-from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES, Capture, Ended, Event, Hello, Launched, Structure
+from fsdp_tui.telemetry.messages import (
+    CATEGORIES,
+    TOTAL_CATEGORIES,
+    Capture,
+    Ended,
+    Event,
+    Hello,
+    Launched,
+    Stack,
+    Structure,
+)
 
 Floats = NDArray[np.float64]
 Column = tuple[int | None, ...]
@@ -128,6 +138,26 @@ class BucketView:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a rank's training was when it was last heard of."""
+
+    step: int
+    """Finished by then."""
+    phase: str
+    """One of PHASES; "" when nothing was trained yet, or it is not known."""
+    calls: int
+    """Collectives issued by then: of ranks at one step, that with fewest is behind."""
+    kind: str
+    """The newest of them, one of COLLECTIVES; "" for none."""
+    unit: str
+    """Its unit; "" for none, BUCKETS for DDP's."""
+    inside: bool
+    """Whether that one was not known to be complete."""
+    idle_ns: int
+    """Since when neither step nor phase nor calls had moved."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankView:
     rank: int
     hello: Hello | None
@@ -170,6 +200,13 @@ class RankView:
     """Units whose parameters were gathered, or on their way, at the peak."""
     fuller_since: int | None = None
     """First step since which a rank that holds clearly more than the others has held it; None for every other rank."""
+    progress: Progress | None = None
+    looks: tuple[tuple[int, Sequence[int | None]], ...] = ()
+    """Steps of the whole run, evenly chosen of those that were looked at, and their `memory`; the first ones are left out."""
+    lost_at: int | None = None
+    """First step whose loss was no number on this rank, or infinite."""
+    stack: Stack | None = None
+    """What its threads were doing when that was last asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +331,12 @@ class RunView:
     """Median over ranks of each rank's, in the order of COMM_PHASES."""
     lateness: Lateness | None = None
     """None: not known, or there is nobody to be late for."""
+    forwards: int | None = None
+    """Per step: of the model, with gradients."""
+    backwards: int | None = None
+    """Per step."""
+    comm_alike: float | None = None
+    """Share of the newest steps that make the same calls as the very newest: those that `units` and `comm` are of."""
     grid: CommGrid = field(default_factory=CommGrid)
     """Collectives rank by rank and unit by unit."""
 
