@@ -283,9 +283,11 @@ class RunClient:
     # Commands
 
     def command(self, kind: str, ranks: Sequence[int] = ()) -> wire.Reply:
-        """Asks all ranks to "stop", "pause", "resume" or "capture"; returns when they have it, which is before they do it.
+        """Asks all ranks to "stop", "pause", "resume", "capture" or for "stacks"; returns when they have it, which is before
+        they do it.
 
-        `ranks` are those that a capture is of; empty: all. Its results come as captures with the id of the reply.
+        `ranks` are those that a capture or stacks are of; empty: all. Results come with the id of the reply: captures when
+        the step has ended, stacks at once from every rank whose process can answer.
 
         Raises:
             CommandRefused: the run is over, or its hub does not answer or does not take it.

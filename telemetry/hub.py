@@ -67,6 +67,8 @@ RETRY_S = 2.0
 """Between tries of a disk that could not be written."""
 SILENT_S = 3.0
 """A rank that sent nothing for so long is looked for."""
+UNANSWERED_S = 10.0
+"""One that sent nothing for so long, and lives, is an event."""
 ORPHANED_S = 5.0
 """How long ranks may outlive their launcher before the run is called lost all the same."""
 REPLY_S = 1.0
@@ -126,6 +128,8 @@ class Hub:
         self._capturing: _Capturing | None = None
         self._heard_s: dict[int, float] = {}
         self._gone: set[int] = set()
+        self._silent: set[int] = set()
+        """Ranks of which it was said that they do not answer."""
         self._orphaned_s: float | None = None
         self._done = False
 
@@ -400,7 +404,7 @@ class Hub:
             self._reply(client, self._replies[command.id])
         elif command.id in self._waiting:
             self._waiting[command.id].client = client
-        elif command.kind not in ("stop", "pause", "resume", "capture"):
+        elif command.kind not in ("stop", "pause", "resume", "capture", "stacks"):
             self._reply(client, wire.Reply(id=command.id, accepted=False, text=f"unknown command {command.kind!r}"))
         elif self.state.state in ENDED:
             self._reply(
@@ -409,18 +413,20 @@ class Hub:
         elif command.kind != "stop" and not self._present():
             text = "no rank is listening: it has not started yet, or runs without telemetry"
             self._reply(client, wire.Reply(id=command.id, accepted=False, text=text))
-        elif command.kind == "capture" and (refusal := self._capture_refused(command)):
+        elif command.kind in ("capture", "stacks") and (refusal := self._refused(command)):
             self._reply(client, wire.Reply(id=command.id, accepted=False, text=refusal))
         else:
             self._waiting[command.id] = _Pending(client, command, time.monotonic() + REPLY_S)
             self._order(command)
 
-    def _capture_refused(self, command: Command) -> str:
-        """Why this capture is not taken, or ""."""
+    def _refused(self, command: Command) -> str:
+        """Why this capture, or these stacks, are not taken; or ""."""
         present = self._present()
         absent = sorted(set(command.ranks) - set(present))
         if absent:
             return f"rank {absent[0]} is not there: the run has ranks {', '.join(map(str, sorted(present)))}"
+        if command.kind != "capture":
+            return ""
         if self._capturing is not None and time.monotonic() < self._capturing.deadline_s:
             return "another capture is being taken"
         return ""
@@ -436,7 +442,8 @@ class Hub:
             command = self._standing["stop"]
         else:
             self._take(command)
-            self._event(f"{command.kind}_requested", "note", f"{command.kind} asked for")
+            if command.kind != "stacks":  # it changes nothing
+                self._event(f"{command.kind}_requested", "note", f"{command.kind} asked for")
         if command.kind == "resume":
             self._standing.pop("pause", None)
         if command.kind == "pause":
@@ -509,11 +516,17 @@ class Hub:
     def _settle_replies(self, now_s: float) -> None:
         for key, pending in list(self._waiting.items()):
             present = set(self._present())
+            if pending.command.kind == "stacks" and pending.command.ranks:
+                present &= set(pending.command.ranks)
             if (present and pending.have >= present) or now_s >= pending.deadline_s:
                 del self._waiting[key]
                 missing = sorted(present - pending.have)
                 text = f"{pending.command.kind}: every rank has it and acts at its next step"
-                if not present:
+                if pending.command.kind == "stacks":
+                    text = f"stacks: ranks {missing} do not answer" if missing else "stacks: every rank has answered"
+                    if self._standing.get("stacks") is pending.command:  # stacks of later are not what was asked for
+                        del self._standing["stacks"]
+                elif not present:
                     text = f"{pending.command.kind}: no rank is listening; the launcher will act"
                 elif missing:
                     text = f"{pending.command.kind}: ranks {missing} do not answer yet; they get it when they do"
@@ -594,6 +607,7 @@ class Hub:
     # The end
 
     def _check_alive(self, now_s: float) -> None:
+        self._look_for_silent(now_s)
         for rank in self._present():
             known = self.state.ranks[rank].hello
             if (
@@ -629,6 +643,17 @@ class Hub:
                 else "its launcher was killed, and its ranks with it",
             )
         )
+
+    def _look_for_silent(self, now_s: float) -> None:
+        """A rank whose heartbeats stop is an event, and that it answers again is another."""
+        for rank in self._present():
+            silent_s = now_s - self._heard_s.setdefault(rank, now_s)
+            if silent_s > UNANSWERED_S and rank not in self._silent:
+                self._silent.add(rank)
+                self._event("rank_silent", "warn", f"rank {rank} has not answered for {silent_s:.0f} s", rank)
+            elif silent_s < SILENT_S and rank in self._silent:
+                self._silent.discard(rank)
+                self._event("rank_answers", "note", f"rank {rank} answers again", rank)
 
     def _ended_alone(self) -> Ended:
         """The end of a run that no launcher of ours has started: what its ranks said last."""
