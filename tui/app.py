@@ -25,6 +25,7 @@ from fsdp_tui.tui.screens.details import write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
 from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.screens.runs import RunsScreen, strategy
+from fsdp_tui.tui.screens.step import StepScreen
 from fsdp_tui.tui.source import Feed, Process, Services, Snapshot, real_services
 from fsdp_tui.tui.theme import ROLES, THEMES, next_theme, theme_for
 from fsdp_tui.tui.widgets.chart import Chart
@@ -86,6 +87,7 @@ class Dashboard(App[int]):
     MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = {
         "runs": RunsScreen,
         "run": RunScreen,
+        "step": StepScreen,
         "launch": LaunchScreen,
         "compare": CompareScreen,
     }
@@ -217,7 +219,7 @@ class Dashboard(App[int]):
             "stop": "stopping: all ranks leave after the step they agree on",
             "pause": "holding: all ranks wait after the step they agree on",
             "resume": "the training goes on",
-            "capture": "the next step is captured; an event says when it is there, and a rank's details tell of it",
+            "capture": "the next step is captured; an event says when it is there, and the Step screen (2) shows it",
         }[kind]
 
         def answered(problem: str) -> None:

@@ -27,9 +27,12 @@ class Key(NamedTuple):
     """Prefix of its entry in the palette ("view", "run", "export", "theme"); empty: it has none."""
     footer: bool = True
     """Whether the line at the bottom shows it where there is room."""
+    rests_on: tuple[str, ...] = ()
+    """Screens on which its keys do something else."""
 
 
 RUN, RUNS, LAUNCH, COMPARE, LOGS, RANK = "run", "runs", "launch", "compare", "logs", "rank"
+STEP = "step"
 PANES = (RUN, COMPARE, RANK)
 
 # fmt: off
@@ -46,13 +49,30 @@ KEYS: tuple[Key, ...] = (
     # Run
     Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN,), "view"),
     Key("run.open", "enter", "open", "details", "Details of the focused pane: all memory of a rank, all verdicts, a unit's calls, all events.", (RUN,)),
-    Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN,), "view"),
+    Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN, STEP), "view"),
     Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; runs: a pattern; ! inverts.", (RUN, RUNS), "view"),
     Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS), "view"),
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
     Key("run.stop", "x,ctrl+k", "stop", "stop run", "Stop the training on all ranks at one step. Asks first.", (RUN,), "run"),
     Key("run.hold", "h", "hold", "hold training", "Hold the training on all ranks at one step (asks first), or let it go on.", (RUN,), "run"),
-    Key("run.capture", "k", "capture", "capture", "Capture the next step on all ranks: every allocation and free of it, and why its peak is where it is.", (RUN,), "run", footer=False),
+    # Step
+    Key("step.right", "right", "column(1)", "cursor", "The cursor to the next column of the picture, at its highest moment.", (STEP,)),
+    Key("step.left", "left", "column(-1)", "cursor back", "The cursor to the column before.", (STEP,), footer=False),
+    Key("step.next_event", "full_stop", "event(1)", "event", "The cursor to the next change of memory.", (STEP,)),
+    Key("step.event_before", "comma", "event(-1)", "event before", "The cursor to the change of memory before.", (STEP,), footer=False),
+    Key("step.peak", "p", "peak", "peak", "The cursor to the highest moment of what is shown.", (STEP,), "view"),
+    Key("step.zoom_in", "plus,equals_sign", "time_zoom(2)", "time zoom", "The axis of time twice as fine, around the cursor.", (STEP,), "view"),
+    Key("step.zoom_out", "minus", "time_zoom(0.5)", "zoom out", "The axis of time half as fine.", (STEP,), "view", footer=False),
+    Key("step.capture_after", "right_square_bracket", "other_capture(1)", "capture after", "The rank's next capture; on the newest one a newer one follows by itself.", (STEP,), footer=False),
+    Key("step.capture_before", "left_square_bracket", "other_capture(-1)", "older", "The rank's capture before.", (STEP,)),
+    Key("step.next_rank", "r,down", "other_rank(1)", "rank", "The next rank with a capture: of the same step the cursor stays where it is.", (STEP,)),
+    Key("step.rank_before", "R,up", "other_rank(-1)", "rank before", "The rank before.", (STEP,), footer=False),
+    Key("run.capture", "k", "capture", "capture", "Capture the next step on all ranks: every allocation and free of it, and why its peak is where it is (screen 2).", (RUN, STEP), "run"),
+    Key("step.alone", "m", "alone", "one alone", "Only unsharded parameters, activations, temporaries, gradients or collective buffers, each on its own scale; then all again.", (STEP,), "view"),
+    Key("step.open", "enter", "open", "details", "The focused pane in full: every category at the cursor, or why the peak is where it is.", (STEP,)),
+    Key("step.begin", "home", "begin", "begin", "The cursor to the beginning of the step.", (STEP,), footer=False),
+    Key("step.end", "end", "end", "end", "The cursor to the end of the step.", (STEP,), footer=False),
+    # Run, what is needed less
     Key("run.log_y", "l", "log_y", "log y", "Logarithmic loss axis, or back to linear.", (RUN,), "view"),
     Key("run.moment", "m", "moment", "peak/now", "Memory at the highest moment of the last step, or after its optimizer step, where parameters, gradients and optimizer remain.", (RUN,), "view"),
     Key("sort.reverse", "S", "sort_reverse", "reverse", "Reverse the order.", (RUN, RUNS), "view", footer=False),
@@ -77,16 +97,17 @@ KEYS: tuple[Key, ...] = (
     Key("compare.baseline", "b", "baseline", "baseline", "The next run becomes the one that the others are compared with.", (COMPARE,), "view"),
     Key("compare.deltas", "d", "deltas", "differences", "With differences to the baseline, or the bare numbers.", (COMPARE,), "view"),
     # Everywhere
-    Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first.", (RUN, COMPARE, LOGS, RANK)),
+    Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first.", (RUN, STEP, COMPARE, LOGS, RANK)),
     Key("show.runs", "0", "show('runs')", "runs", "Live and recorded runs of this machine.", (), "view", footer=False),
     Key("show.run", "1", "show('run')", "run", "The open run: memory, loss, throughput, step, collectives, events.", (), "view", footer=False),
+    Key("show.step", "2", "show('step')", "step", "Memory inside one captured step: what is alive when, and why the peak is where it is.", (), "view", footer=False),
     Key("show.launch", "4", "show('launch')", "launch", "Start a training.", (), "view", footer=False),
     Key("show.compare", "5", "show('compare')", "compare", "The marked runs side by side.", (), "view", footer=False),
     Key("theme", "t", "theme", "theme", "Next theme: dark, light, high contrast, the terminal's own colours.", (), "theme"),
     Key("letters", "c", "letters", "letters", "Letters and glyphs instead of colours, or back.", (), "theme", footer=False),
     Key("export.svg", "e", "screenshot", "export", "Save a picture of this screen as SVG in the current directory.", (), "export"),
-    Key("slower", "minus", "slower", "slower", "Refresh half as often (down to every two seconds).", (), "view", footer=False),
-    Key("faster", "equals_sign,plus", "faster", "faster", "Refresh twice as often (up to four times a second).", (), "view", footer=False),
+    Key("slower", "minus", "slower", "slower", "Refresh half as often (down to every two seconds).", (), "view", footer=False, rests_on=(STEP,)),
+    Key("faster", "equals_sign,plus", "faster", "faster", "Refresh twice as often (up to four times a second).", (), "view", footer=False, rests_on=(STEP,)),
     Key("focus.next", "tab", "app.focus_next", "next pane", "The next pane or field; shift+tab goes back.", (), footer=False),
     Key("quit", "q", "leave", "quit", "Quit. Asks while a run that was launched from here is still going on.", (), "run"),
     Key("quit.now", "ctrl+c", "interrupt", "quit now", "Twice: quit at once; runs go on.", (), footer=False),
@@ -107,6 +128,10 @@ _SHOWN = {
     "right": "→",
     "left_square_bracket": "[",
     "right_square_bracket": "]",
+    "full_stop": ".",
+    "comma": ",",
+    "up": "↑",
+    "down": "↓",
 }
 
 
@@ -121,7 +146,7 @@ def shown(key: str) -> str:
 
 def keys_for(screen: str) -> Iterator[Key]:
     """The keys that work on a screen, those that work everywhere included."""
-    return (key for key in KEYS if not key.screens or screen in key.screens)
+    return (key for key in KEYS if (not key.screens or screen in key.screens) and screen not in key.rests_on)
 
 
 def bindings_of(screen: str | None) -> list[Binding]:

@@ -6,7 +6,7 @@ import pytest
 from textual.widgets import OptionList
 
 from fsdp_tui.tui.app import Dashboard
-from fsdp_tui.tui.keys import COMPARE, KEYS, LAUNCH, LOGS, RANK, RUN, RUNS, bindings_of, keys_for
+from fsdp_tui.tui.keys import COMPARE, KEYS, LAUNCH, LOGS, RANK, RUN, RUNS, STEP, bindings_of, keys_for
 from fsdp_tui.tui.screens.base import Text, View
 from fsdp_tui.tui.screens.compare import CompareScreen
 from fsdp_tui.tui.screens.details import SHOWS, write_help
@@ -15,6 +15,7 @@ from fsdp_tui.tui.screens.logs import LogsScreen
 from fsdp_tui.tui.screens.rank import RankScreen
 from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.screens.runs import RunsScreen
+from fsdp_tui.tui.screens.step import StepScreen
 from fsdp_tui.tui.widgets.chart import row_text
 from fsdp_tui.tui.widgets.chrome import KeyBar
 
@@ -22,6 +23,7 @@ from .drive import opened, press, settle, until
 
 SCREENS: dict[str, type[View]] = {
     RUN: RunScreen,
+    STEP: StepScreen,
     RUNS: RunsScreen,
     LAUNCH: LaunchScreen,
     COMPARE: CompareScreen,

@@ -81,6 +81,9 @@ SHOWS = {
     "run": "Bars: the memory of each rank at the highest moment of its last step, cut into categories; ┃ is what it would keep of"
     " parameters, gradients and optimizer if they were cut into equal parts; ▏ is the highest peak so far. Step: the median step;"
     " hatched is the time in which compute waited for communication. Exposed, late and median leave the first step out.",
+    "step": "Memory inside one captured step, a column at its highest moment, and the figures at the cursor below. Lanes: the phase, ╱ ╲"
+    " where no operator runs while an all-gather or a reduction is in flight; each kind of collective, ┆ where its end is not known;"
+    " unsharded parameters on a scale of their own, × where they are freed. Times are the captured step's, which takes longer.",
     "runs": "Live runs of this machine and recorded ones, newest first. A run that cannot be read stays in the list with the reason.",
     "launch": "A training to start: the demo's, or your own script. What cannot work is said before anything is started.",
     "compare": "Marked runs side by side: the fullest rank's memory, and medians of steps without the first. Losses agree when they"

@@ -43,6 +43,19 @@ def crop(row: Row, width: int) -> Row:
     return out
 
 
+def over(row: Row, at: int, text: str, ink: Ink) -> Row:
+    """The row with text laid over it from a cell on."""
+    before, after = [], []
+    x = 0
+    for piece, own in row:
+        if x < at:
+            before.append((piece[: at - x], own))
+        if x + len(piece) > at + len(text):
+            after.append((piece[max(0, at + len(text) - x) :], own))
+        x += len(piece)
+    return [*before, (text, ink), *after]
+
+
 def flow(pieces: Sequence[Row], width: int, *, gap: str = "  ") -> tuple[Row, int]:
     """As many whole pieces as fit into a row, and how many those are."""
     row: Row = []

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fsdp_tui.tui.format import axis, count
 from fsdp_tui.tui.theme import SERIES, Ink
-from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop, flow
+from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop, flow, over
 
 Floats = NDArray[np.float64]
 
@@ -283,7 +283,7 @@ def _raster(
     for line in lines:
         for at, glyph, ink in ((line.unknown, "┈", QUIET), (line.bad, "×", Ink("bad", bold=True))):
             for cell in _cells_of(at, left, right, width):
-                rows[-1] = _put(rows[-1], cell, glyph, ink)
+                rows[-1] = over(rows[-1], cell, glyph, ink)
     return rows
 
 
@@ -299,7 +299,7 @@ def _lettered(
             if np.isfinite(hi[cell]):
                 part = (high - (lo[cell] + hi[cell]) / 2) / (high - low)
                 y = min(len(rows) - 1, max(0, round(part * (len(rows) * 4 - 1)) // 4))
-                rows[y] = _put(rows[y], cell, line.key, Ink(line.role, bold=True))
+                rows[y] = over(rows[y], cell, line.key, Ink(line.role, bold=True))
     return rows
 
 
@@ -318,8 +318,8 @@ def _x_axis(
             begin = min(max(0, cell - len(text) // 2), width - len(text))
             if begin >= ends and begin >= 0:
                 if height == 2:
-                    rule = _put(rule, cell, "┬", Ink("frame"))
-                target = _put(target, begin, text, QUIET)
+                    rule = over(rule, cell, "┬", Ink("frame"))
+                target = over(target, begin, text, QUIET)
                 ends = begin + len(text) + 1
     if height == 2:
         texts = target
@@ -327,7 +327,7 @@ def _x_axis(
         rule = target
     for at, glyph, role in plot.marks:
         for cell in _cells_of(np.array([at]), left, right, width):
-            rule = _put(rule, cell, glyph, Ink(role, bold=True))
+            rule = over(rule, cell, glyph, Ink(role, bold=True))
     blank: Row = [(" " * (gutter + 1), QUIET)] if gutter >= 0 else []
     return [[*pad, *rule], [*blank, *texts]][:height]
 
@@ -336,19 +336,6 @@ def _cells_of(at: Floats, left: float, right: float, width: int) -> list[int]:
     at = at[(at >= left) & (at <= right)]
     cells = np.minimum(((at - left) / (right - left) * width).astype(np.int64), width - 1)
     return [int(cell) for cell in np.unique(cells)]
-
-
-def _put(row: Row, at: int, text: str, ink: Ink) -> Row:
-    """The row with text laid over it from a cell on."""
-    before, after = [], []
-    x = 0
-    for piece, own in row:
-        if x < at:
-            before.append((piece[: at - x], own))
-        if x + len(piece) > at + len(text):
-            after.append((piece[max(0, at + len(text) - x) :], own))
-        x += len(piece)
-    return [*before, (text, ink), *after]
 
 
 class LineChart(Chart):
