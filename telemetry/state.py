@@ -67,9 +67,9 @@ SETTLING = 3
 """First steps in which memory still settles: optimizer states and gradients appear, pools grow."""
 LOOKS_KEPT = 128
 MAX_EVENTS = 2_000
-CAPTURES_PER_RANK = 2
+CAPTURES_PER_RANK = 8
 MAX_CAPTURES = 64
-"""Captures that are kept, over all ranks; the oldest go first, but of each rank the newest stays."""
+"""Captures that are kept, over all ranks: the newest of each, of all ranks as many, and at least one."""
 DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"}
 """Memory category -> the reading of a `Gauge` that it is."""
 
@@ -307,12 +307,11 @@ class RunState(msgspec.Struct, dict=True):
     def _capture(self, capture: Capture) -> None:
         check_columns(capture)
         rank = self._rank(capture.rank)
-        rank.captures = [*(one for one in rank.captures if one.id != capture.id), capture][-CAPTURES_PER_RANK:]
-        surplus = sum(len(known.captures) for known in self.ranks.values()) - MAX_CAPTURES
+        rank.captures = [*(one for one in rank.captures if one.id != capture.id), capture]
+        keep = max(1, min(CAPTURES_PER_RANK, MAX_CAPTURES // len(self.ranks)))
         for known in self.ranks.values():
-            if surplus > 0 and len(known.captures) > 1:
-                surplus -= len(known.captures) - 1
-                known.captures = known.captures[-1:]
+            if len(known.captures) > keep:
+                known.captures = known.captures[-keep:]
 
     def _close(self, step: int, by_rank: dict[int, Comm]) -> None:
         first = min((rank.first_step for rank in self.ranks.values() if rank.first_step is not None), default=None)

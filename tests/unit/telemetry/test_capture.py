@@ -96,16 +96,18 @@ def test_json_has_names() -> None:
 def test_show_has_captures() -> None:
     """The newest of each rank, after a snapshot too; a second one with the same id replaces the first."""
     state = RunState()
-    for number in range(4):
+    for number in range(CAPTURES_PER_RANK + 2):
         state.apply(decode(encode(capture(0, number, id=str(number)))))
-    state.apply(capture(0, 9, id="3"))
-    state.apply(capture(1, 9, id="3", error="no memory probe"))
+    last = str(CAPTURES_PER_RANK + 1)
+    state.apply(capture(0, 99, id=last))
+    state.apply(capture(1, 99, id=last, error="no memory probe"))
     shown = show(RunState.load(state.dump()).view())["captures"]
-    assert [(one["rank"], one["step"]) for one in shown] == [(0, 2), (0, 9), (1, 9)]
+    kept = [*range(2, CAPTURES_PER_RANK + 1), 99]
+    assert [(one["rank"], one["step"]) for one in shown] == [*((0, step) for step in kept), (1, 99)]
     assert len(state.ranks[0].captures) == CAPTURES_PER_RANK
-    assert shown[1] == summary(capture(0, 9, id="3"))
-    assert (shown[1]["peak_bytes"], shown[1]["categories"]["temp"]) == (1600, 100)
-    assert shown[2]["error"] == "no memory probe"
+    assert shown[-2] == summary(capture(0, 99, id=last))
+    assert (shown[-2]["peak_bytes"], shown[-2]["categories"]["temp"]) == (1600, 100)
+    assert shown[-1]["error"] == "no memory probe"
     assert state.bad_records == 0
 
 
@@ -117,6 +119,15 @@ def test_captures_are_bounded_over_all_ranks() -> None:
             state.apply(capture(rank, number, id=str(number)))
     assert sum(len(known.captures) for known in state.ranks.values()) == MAX_CAPTURES
     assert {known.captures[-1].step for known in state.ranks.values()} == {1}
+
+
+def test_all_ranks_keep_as_many_captures() -> None:
+    """16 ranks share the room for 64: the four newest of each."""
+    state = RunState()
+    for number in range(6):
+        for rank in range(16):
+            state.apply(capture(rank, number, id=str(number)))
+    assert [[one.step for one in known.captures] for known in state.ranks.values()] == [[2, 3, 4, 5]] * 16
 
 
 @pytest.mark.parametrize(
