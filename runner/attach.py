@@ -89,9 +89,11 @@ class Attachment:
         self._thread = threading.get_ident()
         self._imports = AfterImport(self._hooks())
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._forwards: Any = None
-        """Handle of the hook that looks for models, while it is in place."""
-        self._register_forwards: Callable[..., Any] | None = None
+        self._module: Any = None
+        """`nn.Module`, once it is there."""
+        self._own_call: Any = None
+        """Its own `__call__`, while calls of modules are looked at. A global forward hook would do the same, but torch.compile
+        warns of one."""
         self._roots: list[weakref.ref[nn.Module]] = []
         self._known: set[int] = set()
         """Modules inside the roots, by id."""
@@ -155,7 +157,7 @@ class Attachment:
         return hooks
 
     def _module_imported(self, module: ModuleType) -> None:
-        self._register_forwards = module.register_module_forward_pre_hook
+        self._module = module.Module
 
     def _optimizer_imported(self, module: ModuleType) -> None:
         _around(module.Optimizer, "__init__", self._around_optimizer)
@@ -224,7 +226,7 @@ class Attachment:
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(batches: Any) -> Any:
-            if self._run is None or threading.get_ident() != self._thread:
+            if self._run is None or _compiling() or threading.get_ident() != self._thread:
                 return original(batches)
             self.goes_on()
             if (run := self._run) is None or not run.probes.on:
@@ -289,27 +291,35 @@ class Attachment:
     def _arm(self) -> None:
         """Looks at every module that is called, until all that optimizers train is known."""
         self._armed_steps = 0
-        if self._forwards is None and self._register_forwards is not None:
-            self._forwards = self._register_forwards(self._forward_seen)
+        if self._own_call is not None or self._module is None:
+            return
+        own = self._own_call = self._module.__call__
+
+        @functools.wraps(own)
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._forward_seen(module, args, kwargs)
+            return own(module, *args, **kwargs)
+
+        self._module.__call__ = __call__
 
     def _disarm(self) -> None:
-        if self._forwards is not None:
-            self._forwards.remove()
-            self._forwards = None
+        own, self._own_call = self._own_call, None
+        if own is not None and getattr(self._module.__call__, "__wrapped__", None) is own:
+            self._module.__call__ = own
 
-    def _forward_seen(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if self._over or _compiling() or id(module) in self._known:
+    def _forward_seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._over or self._own_call is None or _compiling() or id(module) in self._known:
             return
         import torch
 
         if torch.is_grad_enabled():
-            self._guarded(lambda: self._consider(module, args))
+            self._guarded(lambda: self._consider(module, args, kwargs))
 
     def _training_optimizers(self) -> list[Optimizer]:
         found = (ref() for ref in self._optimizers)
         return [one for one in found if one is not None and any(group["params"] for group in one.param_groups)]
 
-    def _consider(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _consider(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         optimizers = self._training_optimizers()
         if not optimizers:
             return
@@ -333,23 +343,22 @@ class Attachment:
             )
         if trained <= known:
             self._disarm()
-        self._watch(roots, optimizers, module, args)
+        self._watch(roots, optimizers)
+        self._describe((*args, *kwargs.values()))
 
     def _live_roots(self) -> list[nn.Module]:
         """But for one that only stood in for modules that nobody had called."""
         found = (ref() for ref in self._roots)
         return [root for root in found if root is not None and root is not self._stand_in]
 
-    def _watch(self, roots: list[nn.Module], optimizers: list[Optimizer], called: nn.Module | None, args: Any) -> None:
+    def _watch(self, roots: list[nn.Module], optimizers: list[Optimizer]) -> None:
         from fsdp_tui.runner import session, structure
 
         run_file = self._run_file()
         if run_file is None:  # what was asked for is applied, and that is all
-            if self._forwards is None:
-                self._over = True
+            self._over = self._own_call is None
             return
         model = structure.together(roots)
-        self._describe(args)
         self._calls_seen = self._sharding.calls
         self.together = structure.spans_all_ranks(model)
         if self._run is None:
@@ -365,16 +374,16 @@ class Attachment:
         else:
             run = self._run
             run.rewatch(model, Optimizers(optimizers), roots)
-        if called is not None and run.probes.on:  # its own hook comes too late for this one
-            run.probes.forward_begins(args, {})
 
-    def _describe(self, args: Any) -> None:
-        inputs = [
-            f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" for value in args if hasattr(value, "dtype")
+    def _describe(self, inputs: Sequence[Any]) -> None:
+        shapes = [
+            f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+            for value in inputs
+            if hasattr(value, "dtype")
         ]
         self.detail["attached"] = True
-        if inputs:
-            self.detail["inputs"] = ", ".join(inputs)[:200]
+        if shapes:
+            self.detail["inputs"] = ", ".join(shapes)[:200]
         if self._sharding.own is not None:
             self.detail["script"] = self._sharding.own
         if "strategy" in self._sharding.asked:
@@ -465,7 +474,7 @@ class Attachment:
         self._sharding.before_forward([model])
         self._stand_in = model
         self._roots = [weakref.ref(model)]
-        self._watch([model], optimizers, None, ())
+        self._watch([model], optimizers)
 
     def _loss_of(self, tensors: Any) -> None:
         """Adds what backward is called on to the step's loss: gradients add up in the same way."""
@@ -498,8 +507,8 @@ class Attachment:
             self._finish()
         self._finished = False
         if self._sharding.calls != self._calls_seen and (roots := self._live_roots()):
-            self._guarded(lambda: self._watch(roots, list(run.trained_by), None, ()))
-        if self._forwards is not None:
+            self._guarded(lambda: self._watch(roots, list(run.trained_by)))
+        if self._own_call is not None:
             self._armed_steps += 1
             if self._armed_steps > 2:  # what is trained and never called is not searched for longer
                 self._disarm()

@@ -542,8 +542,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             found.append("compiled regions run as they are: what they allocate is seen when it comes out of them")
         if self._opaque_base.get(COMM):
             found.append(
-                f"DDP's buckets ({self._opaque_base[COMM]:,} bytes) are C++'s: their sizes are DDP's own, "
-                "and they are seen at their first use only"
+                f"DDP's buckets ({self._opaque_base[COMM]:,} bytes) and their all-reduces are C++'s: the sizes are DDP's own, "
+                "seen at their first use only, and the times of the all-reduces are not seen"
             )
         if self._ledger.unexplained is None:
             found.append("tensors outside of model and optimizer were not searched for yet")

@@ -31,6 +31,7 @@ from fsdp_tui.runner import (
     foreign,
     structure,
     torch_checkpoint,
+    torch_compile,
     torch_ddp,
     torch_dist,
     torch_fsdp1,
@@ -61,6 +62,8 @@ from fsdp_tui.telemetry.messages import (
 )
 from fsdp_tui.telemetry.places import RunError
 
+torch_compile.leave_us_alone()
+
 T = TypeVar("T")
 
 
@@ -83,6 +86,8 @@ class Found(Protocol):
 
 
 EXPOSED_CHECKS = {"fsdp1": torch_fsdp1.check_waits, "fsdp2": torch_fsdp2.check_waits}
+COMPILED_CALL = "_compiled_call_impl"
+"""Attribute of a module that was compiled in place; None in any other. Its hooks are compiled with it."""
 BUCKETS_SETTLE = 3
 """Steps after which DDP has rebuilt its buckets in the order in which gradients really come."""
 
@@ -428,6 +433,9 @@ class WatchedRun(Run):
                 probes.forward_ends()
 
         for root in self._roots:
+            if getattr(root, COMPILED_CALL, None) is not None:  # hooks would be in its graph
+                self._interposer.wrap(root, COMPILED_CALL, _called(root, forward_begins, forward_ends))
+                continue
             self._hooks += [
                 root.register_forward_pre_hook(forward_begins, prepend=True, with_kwargs=True),
                 root.register_forward_hook(forward_ends),
@@ -725,6 +733,21 @@ class WatchedRun(Run):
                 if watching:
                     self.input_ends()
             yield item
+
+
+def _called(
+    root: nn.Module, begins: Callable[..., None], ends: Callable[..., None]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def wrap(compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            begins(root, args, kwargs)
+            result = compiled(*args, **kwargs)
+            ends()
+            return result
+
+        return call
+
+    return wrap
 
 
 def _watched_backward(probes: Probes, original: Callable[..., Any]) -> Callable[..., Any]:

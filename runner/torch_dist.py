@@ -113,7 +113,7 @@ def _wrapper_of(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if not observer.on:
+            if torch.compiler.is_compiling() or not observer.on:
                 return original(*args, **kwargs)
             counted = (
                 args[position]
