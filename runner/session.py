@@ -679,6 +679,8 @@ class WatchedRun(Run):
         )
         if self._found is not None:
             built.detail.update(self._found.detail)
+        if len(self._roots) > 1:
+            built.detail["roots"] = len(self._roots)
         if built != self._structure:
             self._structure = built
             self._sender.put(built)

@@ -201,6 +201,9 @@ def _fsdp2_text(wrapped: Wrapped, groups: list[tuple[str, Any]], modules: list[s
 def detail_of(model: nn.Module, wrapped: Wrapped) -> Detail:
     """What was asked for and what came of it, for the record."""
     detail: Detail = {"shard_group": wrapped.shard_group, "replicas": wrapped.replicas, "units": len(wrapped.units)}
+    beside = wrapped.beside if wrapped.api != "single" else ranks_of_tensors(model)
+    if beside > 1:
+        detail["beside"] = beside
     if wrapped.check == OK and wrapped.api == "fsdp1":
         detail |= torch_fsdp1.prefetching(model) | _precision(torch_fsdp1.param_dtype(model))
     elif wrapped.check == OK and wrapped.api == "fsdp2":
@@ -220,6 +223,12 @@ def detail_of(model: nn.Module, wrapped: Wrapped) -> Detail:
             "compile": sharding.compile,
         }
     return detail
+
+
+def ranks_of_tensors(model: nn.Module) -> int:
+    """Ranks that the model's own DTensors are split over, as tensor parallelism without FSDP makes them; 1 for none."""
+    meshes = (getattr(param, "device_mesh", None) for param in model.parameters())
+    return max((int(mesh.size()) for mesh in meshes if mesh is not None), default=1)
 
 
 def _precision(dtype: torch.dtype | None) -> Detail:

@@ -1,7 +1,7 @@
 """Why memory is not 1/N, and what else a person should know: pure functions from a picture of a run to findings.
 
 A verdict has its numbers or is not given. What follows from the structure may speak after STRUCTURAL steps, what is a
-statistic of timings after STATISTICAL.
+statistic of timings after STATISTICAL. Memory and who is waited for are judged here, what else ails a training in `health`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import median
 
+from fsdp_tui.telemetry import health
 from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES, Structure
 from fsdp_tui.telemetry.strategy import HYBRID, Strategy, StrategyError, parse_strategy
 from fsdp_tui.telemetry.view import (
     BUCKETS,
     STATE_CATEGORIES,
+    STATISTICAL,
+    STRUCTURAL,
     Column,
     Lateness,
     RankView,
@@ -25,9 +28,10 @@ from fsdp_tui.telemetry.view import (
     total,
     typical,
 )
+from fsdp_tui.telemetry.wording import count as _count
+from fsdp_tui.telemetry.wording import listed as _listed
+from fsdp_tui.telemetry.wording import size as _size
 
-STRUCTURAL = 2
-STATISTICAL = 20
 OUTLIER = 1.15
 """How many times the usual rank's memory one must hold to stand out."""
 BIG_UNIT = 0.9
@@ -51,7 +55,7 @@ ORDER = {"bad": 0, "warn": 1, "note": 2, "ok": 3}
 
 def judged(run: RunView) -> RunView:
     """The same picture with its verdicts, the gravest first and the costliest first among equals."""
-    found = [verdict for rule in RULES for verdict in rule(run)]
+    found = [verdict for rule in (*RULES, *health.RULES) for verdict in rule(run)]
     found.sort(
         key=lambda verdict: (ORDER[verdict.severity], -(verdict.measured or 0) if verdict.unit == "bytes" else 0)
     )
@@ -99,19 +103,28 @@ def strategy_changed(run: RunView) -> Iterator[Verdict]:
 
 
 def not_watched(run: RunView) -> Iterator[Verdict]:
-    """A run that ended without a word from any rank."""
-    if run.ended is None or run.ranks or run.ended.state not in ("finished", "stopped"):
+    """A run that ended without a step that anybody saw."""
+    if run.ended is None or run.steps or any(rank.steps for rank in run.ranks):
+        return
+    if run.ended.state not in ("finished", "stopped"):
         return
     off = run.launched is not None and run.launched.options.get("telemetry") == "off"
     yield Verdict(
         kind="not_watched",
         severity="note",
-        what="nothing was seen from inside",
+        what="nothing was seen from inside" if not run.ranks else "no optimizer step was seen",
         expected=None,
         measured=None,
         unit="",
-        reason="it was launched with --telemetry off" if off else "no rank entered watch(model, optimizer)",
-        next="" if off else "put the training loop under `with watch(model, optimizer) as run:`",
+        reason="it was launched with --telemetry off"
+        if off
+        else "no optimizer of torch.optim stepped, with a model or without one"
+        if not run.ranks
+        else f"{_count(len(run.ranks), 'rank')} began to train, and no optimizer of torch.optim stepped",
+        next=""
+        if off
+        else "if it trains all the same, say what a step is: `with watch(model, optimizer) as run:` around the loop, and"
+        " run.step(loss) after each step",
     )
 
 
@@ -700,17 +713,3 @@ RULES = (
     exposed_communication,
     straggler,
 )
-
-
-def _size(nbytes: float) -> str:
-    power = 1 if nbytes < 2**20 else 2 if nbytes < 2**30 else 3
-    return f"{nbytes / 2 ** (10 * power):,.1f} {' KMG'[power]}iB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

@@ -275,6 +275,12 @@ class Lateness:
     """Lateness there, as `ns`."""
 
 
+STRUCTURAL = 2
+"""Steps after which a finding may speak that follows from the structure,"""
+STATISTICAL = 20
+"""and one that is a statistic."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One finding, with its numbers."""

@@ -137,7 +137,8 @@ def test_healthy_runs_have_no_warning(label: str, told: dict[str, list[Seen]], r
     """Theory and measurement agree; with two ranks a note says what that means."""
     found = verdicts(runs[label])
     shards = label.endswith("full_shard")
-    assert set(found) - {"tensors_outside"} == {"states_match_theory"} | ({"two_ranks"} if shards else set())
+    agree = {"states_match_theory", "communication_matches_theory"}
+    assert set(found) - {"tensors_outside"} == agree | ({"two_ranks"} if shards else set())
     assert found["states_match_theory"].expected == (0.5 if shards else 1) * 4 * whole_bytes()
     if shards:
         assert found["two_ranks"].measured == close(2 * whole_bytes())
