@@ -179,6 +179,7 @@ class RunScreen(Banded):
         run = shown.view if shown else None
         key = (
             self.size,
+            self.query_one("#body").size,
             self.at_peak,
             self.sort,
             self.reverse,

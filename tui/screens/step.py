@@ -18,7 +18,7 @@ from fsdp_tui.tui.screens.bands import Band, Banded
 from fsdp_tui.tui.screens.base import Text, title_of
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop, flow
-from fsdp_tui.tui.widgets.chrome import Tabs, ago
+from fsdp_tui.tui.widgets.chrome import ago
 from fsdp_tui.tui.widgets.moment import place_text, write_moment, write_why
 from fsdp_tui.tui.widgets.table import Pane, Reader
 from fsdp_tui.tui.widgets.timeline import (
@@ -39,6 +39,8 @@ from fsdp_tui.tui.widgets.timeline import (
 
 WIDE = 100
 """From this width on the figures at the cursor stand beside the reasons."""
+LEAST_WORDS = 20
+"""Cells below which a sentence is left out rather than cut."""
 
 
 class Body(VerticalScroll, can_focus=False, inherit_bindings=False):
@@ -50,6 +52,8 @@ class Chosen:
     """The capture that is shown, and how many there are to choose from."""
 
     rank: int
+    of: int
+    """Ranks of the run."""
     ranks: tuple[int, ...]
     """Those with a capture."""
     capture: Capture | None
@@ -127,13 +131,22 @@ class StepScreen(Banded):
         self._follow(chosen)
         now_ns = self.board.services.now_ns()
         waiting = waiting_text(run, chosen, now_ns) if run and chosen else ""
-        self.query_one(Tabs).show_notes([[(f"◌ {waiting}", Ink("warn", bold=True))]] if waiting else [])
         said = (
             ()
             if self.timeline
             else tuple(absent(run, chosen, waiting, self.board.feed.entry.name if self.board.feed else ""))
         )
-        key = (self.timeline, self.look, said, self.size, self.zoomed, self.focused, chosen)
+        key = (
+            self.timeline,
+            self.look,
+            said,
+            waiting,
+            self.size,
+            self.query_one("#body").size,
+            self.zoomed,
+            self.focused,
+            chosen,
+        )
         if key == self._drawn:
             return
         self._drawn = key
@@ -147,7 +160,7 @@ class StepScreen(Banded):
             pane.show_words(said)
         else:
             self._show(self.timeline, self.look, chosen, pane)
-        self.query_one("#status", Pane).show(lambda width, height, letters: self._status(width))
+        self.query_one("#status", Pane).show(lambda width, height, letters: self._status(waiting, width))
 
     def _show(self, timeline: Timeline, look: Look, chosen: Chosen, pane: StepTimeline) -> None:
         capture = timeline.capture
@@ -160,12 +173,14 @@ class StepScreen(Banded):
         self.query_one("#moment", Reader).show(lambda width: write_moment(timeline, look.cursor_ns, width))
         self.query_one("#why", Reader).show(lambda width: write_why(capture, width))
 
-    def _status(self, width: int) -> list[Row]:
-        """What lies below the fold, what the capture could not see, and how much it saw."""
+    def _status(self, waiting: str, width: int) -> list[Row]:
+        """What is awaited, what lies below the fold, what the capture could not see, and how much it saw."""
         timeline, look = self.timeline, self.look
-        pieces: list[Row] = []
+        pieces: list[Row] = [[(f"◌ {waiting}", Ink("warn", bold=True))]] if waiting and timeline is not None else []
         if self.below and self.zoomed is None:
             pieces.append([("▼ why: tab", Ink("ok"))])
+        if timeline is not None and (failed := failures(self.run, timeline.capture)):
+            pieces.append([(failed, Ink("warn", bold=True))])
         if timeline is not None and look is not None:
             capture = timeline.capture
             if self._zoomed_in():
@@ -176,7 +191,8 @@ class StepScreen(Banded):
                 more = f" +{len(limits) - 1}" if len(limits) > 1 else ""
                 words = f"not seen: {limits[0].removesuffix(' is not seen')}{more}"
                 room = width - 2 - sum(len(text) + 3 for piece in pieces for text, _ in piece)
-                pieces.append([(fmt.fit(words, min(len(words), max(0, room))), QUIET)])
+                if room >= min(len(words), LEAST_WORDS):
+                    pieces.append([(fmt.fit(words, min(len(words), room)), QUIET)])
             pieces.append([(f"{capture.events:,} changes of memory", QUIET)])
             pieces.append([(f"{capture.ops:,} operators", QUIET)])
             pieces.append([(f"captured {ago(self.board.services.now_ns() - capture.began_ns)}", QUIET)])
@@ -279,6 +295,7 @@ def choose(run: RunView, rank: int | None, capture_id: str) -> Chosen | None:
     at = next((at for at, one in enumerate(captures) if one.id == capture_id), len(captures) - 1)
     return Chosen(
         rank=rank,
+        of=len(run.ranks),
         ranks=tuple(one.rank for one in captured),
         capture=captures[at] if captures else None,
         number=at + 1,
@@ -287,7 +304,8 @@ def choose(run: RunView, rank: int | None, capture_id: str) -> Chosen | None:
 
 
 def fullest(ranks: Sequence[RankView]) -> int:
-    """The rank with the highest peak in the newest captured step, the first of equal ones."""
+    """The rank with the highest peak in the newest captured step, the first of equal ones; one that failed only if all did."""
+    ranks = [rank for rank in ranks if not rank.captures[-1].error] or ranks
     newest = max(rank.captures[-1].step for rank in ranks)
     there = [rank for rank in ranks if rank.captures[-1].step == newest]
     return max(there, key=lambda rank: (rank.captures[-1].peak[-1] or 0) if rank.captures[-1].peak else -1).rank
@@ -297,10 +315,23 @@ def counts(chosen: Chosen | None) -> list[str]:
     """ "rank 0 of 2", "capture 2 of 3"."""
     if chosen is None:
         return []
-    words = [f"rank {chosen.rank} of {len(chosen.ranks)}" if len(chosen.ranks) > 1 else f"rank {chosen.rank}"]
+    some = f" ({len(chosen.ranks)} captured)" if 0 < len(chosen.ranks) < chosen.of else ""
+    words = [f"rank {chosen.rank} of {chosen.of}{some}" if chosen.of > 1 else f"rank {chosen.rank}"]
     if chosen.count:
         words.append(f"capture {chosen.number} of {chosen.count}")
     return words
+
+
+def failures(run: RunView | None, shown: Capture) -> str:
+    """Which other ranks could not do what was asked for last, in few words; "" when all could."""
+    ranks = [
+        rank.rank
+        for rank in (run.ranks if run else ())
+        if rank.rank != shown.rank and rank.captures and rank.captures[-1].error
+    ]
+    if not ranks:
+        return ""
+    return f"▲ {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:4]))}{' …' * (len(ranks) > 4)} could not: r"
 
 
 def asked_ns(run: RunView, rank: int) -> int | None:
@@ -324,10 +355,8 @@ def waiting_text(run: RunView, chosen: Chosen, now_ns: int) -> str:
     since = asked_ns(run, chosen.rank)
     if since is None:
         return ""
-    asked = f"capture asked for {ago(now_ns - since)}"
-    if run.state == "paused":
-        return f"{asked}: it is taken when the training, which is held, goes on"
-    return f"{asked}: it is of the step that the ranks agree on"
+    held = "; the training is held, and it is taken when that goes on" if run.state == "paused" else ""
+    return f"capture asked for {ago(now_ns - since)}{held}"
 
 
 def absent(run: RunView | None, chosen: Chosen | None, waiting: str, name: str) -> Iterable[tuple[str, Ink]]:

@@ -41,7 +41,7 @@ class Covered:
         sums = np.cumsum(length)
         self._sum = np.column_stack([sums - length, sums]).ravel()
 
-    def within(self, edges: Floats) -> Floats:
+    def within(self, edges: Ints | Floats) -> Floats:
         """Covered time between each two neighbours of `edges`."""
         if not len(self._at):
             return np.zeros(len(edges) - 1)
@@ -135,7 +135,7 @@ def _phases(capture: Capture, begin: Ints, end: Ints) -> Iterable[tuple[str, int
         yield PHASES[int(phase[first])], int(at[first]), int(until[after - 1])
 
 
-def phase_lane(lanes: Lanes, edges: Floats, *, letters: bool) -> Row:
+def phase_lane(lanes: Lanes, edges: Ints, *, letters: bool) -> Row:
     """A cell per two neighbours of `edges`: its phase, or that no operator ran while a collective was in flight."""
     cells = len(edges) - 1
     width = np.diff(edges)
@@ -159,7 +159,7 @@ def phase_lane(lanes: Lanes, edges: Floats, *, letters: bool) -> Row:
     return _named(row, lanes, edges)
 
 
-def _named(row: Row, lanes: Lanes, edges: Floats) -> Row:
+def _named(row: Row, lanes: Lanes, edges: Ints) -> Row:
     """Names and durations of the phases that are long enough for them, in their middle."""
     cells = np.interp(lanes.phase_bounds, edges, np.arange(len(edges)))
     for at in np.flatnonzero(cells[1] - cells[0] >= SHORTEST_NAME).tolist():
@@ -175,21 +175,25 @@ def _named(row: Row, lanes: Lanes, edges: Floats) -> Row:
     return row
 
 
-def waiting(lanes: Lanes, edges: Floats) -> tuple[Floats, Floats]:
+def waiting(lanes: Lanes, edges: Ints) -> tuple[Floats, Floats]:
     """Time in each cell in which no operator runs and an all-gather is in flight, or else a reduction is."""
     busy, with_gather, with_any = (part.within(edges) for part in (lanes.busy, lanes.busy_or_gather, lanes.busy_or_any))
     return np.maximum(0.0, with_gather - busy), np.maximum(0.0, with_any - with_gather)
 
 
-def call_lane(calls: Calls, edges: Floats, role: str, *, letters: bool) -> Row:
+def call_lane(calls: Calls, edges: Ints, role: str, *, letters: bool) -> Row:
     """Bars while calls are in flight; `┆` where one begins whose duration is not known."""
     cells = len(edges) - 1
     fine = np.interp(np.arange(cells * BAR_COLUMNS + 1) / BAR_COLUMNS, np.arange(cells + 1), edges)
     covered = calls.in_flight.within(fine).reshape(cells, BAR_COLUMNS)
     on = covered > np.diff(fine).reshape(cells, BAR_COLUMNS) / 2
     # A call too short for an eighth of a cell is there all the same.
-    short = ~on.any(axis=1) & (covered.max(axis=1) > 0)
-    on[short, covered[short].argmax(axis=1)] = True
+    timed = (calls.end_ns >= 0) & (calls.begin_ns >= edges[0]) & (calls.begin_ns < edges[-1])
+    first = np.searchsorted(fine, calls.begin_ns[timed], side="right") - 1
+    after = np.searchsorted(fine, calls.end_ns[timed], side="left")
+    drawn = np.concatenate([[0], np.cumsum(on)])
+    unseen = drawn[np.clip(after, 0, on.size)] == drawn[first]
+    on.ravel()[first[unseen]] = True
     found = fit_cells(np.where(on, 0, 1).astype(np.int64)[None], BAR)
     ink = Ink(role)
     text = ""
@@ -211,7 +215,7 @@ def call_lane(calls: Calls, edges: Floats, role: str, *, letters: bool) -> Row:
     return row
 
 
-def mark_lane(at_ns: Ints, edges: Floats, glyph: str, ink: Ink) -> Row:
+def mark_lane(at_ns: Ints, edges: Ints, glyph: str, ink: Ink) -> Row:
     """A glyph in each cell in which something happens."""
     cells = len(edges) - 1
     text = [" "] * cells
@@ -220,7 +224,7 @@ def mark_lane(at_ns: Ints, edges: Floats, glyph: str, ink: Ink) -> Row:
     return [("".join(text), ink)]
 
 
-def _cells_of(at_ns: Ints, edges: Floats) -> list[int]:
+def _cells_of(at_ns: Ints, edges: Ints) -> list[int]:
     inside = at_ns[(at_ns >= edges[0]) & (at_ns < edges[-1])]
     found: list[int] = np.unique(np.searchsorted(edges, inside, side="right") - 1).tolist()
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
+from fsdp_tui.telemetry.messages import PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.theme import GROUP_OF, Ink
@@ -37,7 +37,6 @@ def place_text(timeline: Timeline, ns: int) -> str:
 
 def write_moment(timeline: Timeline, ns: int, width: int) -> list[Row]:
     """Where the step is at a time, what has just changed, and each category beside the peak."""
-    capture = timeline.capture
     moment, peak = timeline.moment(ns), timeline.peak
     _, _, operator = where(timeline, ns)
     doing = [operator] if operator else []
@@ -46,17 +45,13 @@ def write_moment(timeline: Timeline, ns: int, width: int) -> list[Row]:
     ]
     rows = paragraph(place_text(timeline, ns), width, STRONG, first=[(f"{fmt.duration(ns)}  ", QUIET)])
     rows += paragraph(" · ".join(doing) or "no operator runs", width, QUIET)
-    row = int(timeline.event[moment])
-    if row >= 0:
-        name = CATEGORIES[capture.category[row]]
+    if moment:
+        change = timeline.levels[moment] - timeline.levels[moment - 1]
+        parts = [f"{fmt.size(int(change[at]), signed=True)} {TOTAL_CATEGORIES[at]}" for at in np.flatnonzero(change)]
         ago = ns - int(timeline.at_ns[moment])
         when = f", {fmt.duration(ago)} before" if ago else ""
-        rows += paragraph(
-            f"{fmt.size(capture.delta_bytes[row], signed=True)} {name}{when}",
-            width,
-            LABEL,
-            first=[("last change  ", QUIET)],
-        )
+        if parts:
+            rows += paragraph(", ".join(parts) + when, width, LABEL, first=[("last change  ", QUIET)])
     here, there = timeline.levels[moment], timeline.levels[peak]
     # The total, and what makes most of the peak first: in an order that the cursor does not change.
     used = sorted(np.flatnonzero(timeline.levels.any(axis=0)).tolist(), key=lambda at: -there[at])

@@ -58,13 +58,15 @@ AREA, BAR = _area(), _bar()
 AREA_ROWS, AREA_COLUMNS, BAR_COLUMNS = 8, 2, 8
 
 
-def fit_cells(samples: Ints, blocks: Blocks) -> Cells:
+def fit_cells(samples: Ints, blocks: Blocks, *, above: int | None = None) -> Cells:
     """The nearest glyph for each cell.
 
     Args:
         samples: (rows, columns, samples of a cell), small numbers from 0 on. Of the two values that most samples of a
-            cell have, the smaller one is painted; samples of a third one count for neither.
+            cell have, the smaller one is painted, with all that is smaller than the other.
         blocks: The glyphs there are.
+        above: A value, the largest, that is one of the two wherever it is: the outline of a stack is then where it
+            should be, whatever lies below it.
     """
     low, high = samples.min(axis=2), samples.max(axis=2)
     glyph = np.full(low.shape, -1, dtype=np.int64)
@@ -73,19 +75,21 @@ def fit_cells(samples: Ints, blocks: Blocks) -> Cells:
     if mixed.any():
         cells = samples[mixed]
         counts = np.stack([(cells == value).sum(axis=1) for value in range(int(high.max()) + 1)], axis=1)
-        top = counts.argmax(axis=1)
-        most[mixed] = top
+        top = most[mixed] = counts.argmax(axis=1)
+        if above is not None and above < counts.shape[1]:
+            top = np.where(counts[:, above] > 0, above, top)
         counts[np.arange(len(counts)), top] = -1
         second = counts.argmax(axis=1)
         painted, rest = np.minimum(top, second), np.maximum(top, second)
-        on, off = (cells == painted[:, None]).astype(np.int64), (cells == rest[:, None]).astype(np.int64)
+        on = (cells < rest[:, None]).astype(np.int64)
+        off = 1 - on
         patterns = blocks.painted.astype(np.int64)
         agreeing = on @ patterns.T + off @ (1 - patterns).T
-        best = agreeing.argmax(axis=1)
         # One value all over may be nearer than any glyph: a sliver that would have to be drawn too large.
         alone = np.maximum(on.sum(axis=1), off.sum(axis=1)) > agreeing.max(axis=1)
-        glyph[mixed] = np.where(alone, -1, best)
-        first[mixed], then[mixed] = np.where(alone, top, painted), rest
+        glyph[mixed] = np.where(alone, -1, agreeing.argmax(axis=1))
+        first[mixed] = np.where(alone & (off.sum(axis=1) > on.sum(axis=1)), rest, painted)
+        then[mixed] = rest
     return Cells(glyph, first, then, most)
 
 

@@ -5,7 +5,6 @@ A column shows the highest moment of its time, and so does each half of it: howe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -27,7 +26,6 @@ from fsdp_tui.tui.widgets.lines import ticks
 from fsdp_tui.tui.widgets.subcell import AREA, AREA_COLUMNS, BAR, Cells, fit_cells, stacked
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _BY_ROLE = {group.role: group for group in GROUPS}
 STACK: tuple[Group, ...] = tuple(
@@ -58,7 +56,7 @@ class Timeline:
 
     capture: Capture
     at_ns: Ints
-    """(moments,) when each begins, rising; 0 for the first."""
+    """(moments,) when each begins, rising; 0 for the first, and for what happened in the same nanosecond."""
     levels: Ints
     """(moments, TOTAL_CATEGORIES) bytes."""
     groups: Ints
@@ -66,7 +64,7 @@ class Timeline:
     total: Ints
     """(moments,) bytes."""
     event: Ints
-    """(moments,) index of the capture's row that it begins with; -1 for the beginning."""
+    """(moments,) index of the capture's row, the last of its time, that it begins with; -1 for the beginning."""
     lanes: Lanes
     freed_ns: Ints
     """When gathered parameters were freed."""
@@ -86,7 +84,7 @@ class Timeline:
         """The moment at a time."""
         return max(0, int(np.searchsorted(self.at_ns, ns, side="right")) - 1)
 
-    def highest(self, edges: Floats, alone: int = 0) -> Ints:
+    def highest(self, edges: Ints, alone: int = 0) -> Ints:
         """The highest moment between each two neighbours of `edges`, the first of equal ones, by one of ALONE."""
         place = self.place[alone]
         first = np.maximum(0, np.searchsorted(self.at_ns, edges[:-1], side="right") - 1)
@@ -106,11 +104,9 @@ def timeline_of(capture: Capture) -> Timeline:
     count = len(TOTAL_CATEGORIES)
     base = np.array([[value or 0 for value in capture.base[:count]] or [0] * count], dtype=np.int64)
     at = np.maximum.accumulate(np.asarray(capture.at_ns, dtype=np.int64)) if capture.at_ns else np.zeros(0, np.int64)
-    delta = np.asarray(capture.delta_bytes, dtype=np.int64)
-    # A change of category is two rows: between them the bytes are nowhere, which is no moment.
-    moved = np.zeros(len(at), dtype=bool)
-    moved[:-1] = (at[:-1] == at[1:]) & (delta[:-1] < 0) & (delta[:-1] == -delta[1:])
-    kept = np.flatnonzero(~moved)
+    # Rows of one time are one event (a change of category is two, a coalesced capture has one per category): what holds
+    # between them was never there.
+    kept = np.flatnonzero(np.append(np.diff(at) > 0, True)) if len(at) else np.zeros(0, np.int64)
     whole = np.maximum(0, np.concatenate([base, rows[kept]]))
     at_ns = np.concatenate([[0], at[kept]])
     groups = np.stack(
@@ -161,9 +157,10 @@ class Look:
     alone: int = 0
     """Which of ALONE is stacked."""
 
-    def edges(self, columns: int) -> Floats:
-        """Bounds of so many equal columns."""
-        return self.begin_ns + (self.end_ns - self.begin_ns) * np.arange(columns + 1) / max(1, columns)
+    def edges(self, columns: int) -> Ints:
+        """Bounds of so many columns, equal to the nanosecond."""
+        found: Ints = self.begin_ns + (self.end_ns - self.begin_ns) * np.arange(columns + 1) // columns
+        return found
 
     def column(self, ns: float, columns: int) -> int:
         """The column that a time is in; -1 or `columns` outside."""
@@ -202,7 +199,7 @@ def at_column(timeline: Timeline, look: Look, column: int, columns: int) -> Look
     column = max(0, min(columns - 1, column))
     edges = look.edges(columns)[column : column + 2]
     top = int(timeline.at_ns[timeline.highest(edges, look.alone)[0]])
-    return replace(look, cursor_ns=min(timeline.end_ns - 1, max(top, math.ceil(edges[0]))))
+    return replace(look, cursor_ns=max(top, int(edges[0])))
 
 
 def by_event(timeline: Timeline, look: Look, by: int) -> Look:
@@ -336,7 +333,7 @@ def draw_picture(timeline: Timeline, look: Look, width: int, height: int, *, let
     marks = _y_marks(scale, unit, plan.stack)
     if plan.gutter and max(map(len, marks.values()), default=0) >= plan.gutter:
         marks = {}
-    cells = fit_cells(stacked(shown, scale, plan.stack), AREA)
+    cells = fit_cells(stacked(shown, scale, plan.stack), AREA, above=len(STACK))
     rows: list[Row] = []
     if plan.flag:
         rows.append([*_gutter("", plan, " "), *_flag(timeline, look, plan)])
@@ -367,7 +364,7 @@ def _gutter(text: str, plan: Plan, line: str) -> Row:
 
 def _y_marks(scale: float, unit: fmt.Unit, rows: int) -> dict[int, str]:
     """Row -> label; each stands in the row whose middle is nearest to its value."""
-    values = ticks(0.0, scale / unit.size, max(2, (rows + 1) // 3))
+    values = ticks(0.0, scale / unit.size, max(2, min(8, (rows + 1) // 3)))
     marks: dict[int, str] = {}
     for value, text in zip(values, fmt.axis(values), strict=True):
         from_below = min(rows - 1, max(0, round(value * unit.size / scale * rows - 0.5)))
@@ -463,7 +460,7 @@ def _axis(look: Look, plan: Plan) -> list[Row]:
     return rows[: plan.axis]
 
 
-def _lane(timeline: Timeline, look: Look, plan: Plan, name: str, edges: Floats, letters: bool) -> Row:
+def _lane(timeline: Timeline, look: Look, plan: Plan, name: str, edges: Ints, letters: bool) -> Row:
     if name == "phase":
         return lane.phase_lane(timeline.lanes, edges, letters=letters)
     if name == "freed":
