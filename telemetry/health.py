@@ -421,7 +421,7 @@ CREEPS = {
         "something keeps them from step to step: losses or outputs in a list, without detach() or item()",
     ),
     "non_torch": (
-        "memory that no tensor in Python accounts for: a graph that is kept with all it saved, or Python's own",
+        "memory that no search has found tensors for: kept since, held by a graph that is kept, or Python's own",
         "sum losses with loss.item() or loss.detach(); look for lists and caches that grow",
     ),
     "optimizer": ("optimizer states", "parameters are added in every step, or states are kept of those that are gone"),
@@ -588,7 +588,7 @@ def _whereabouts(answering: Sequence[tuple[RankView, Progress]]) -> list[str]:
     """Where each is, those that are at one place together, who is behind first."""
     groups: dict[tuple[tuple[int, int, int], str], list[int]] = {}
     for rank, at in sorted(answering, key=lambda pair: _place(pair[1])):
-        groups.setdefault((_place(at), _doing(at)), []).append(rank.rank)
+        groups.setdefault((_place(at), doing(at)), []).append(rank.rank)
     steps = {at.step for _, at in answering}
     return [
         f"{ranks_named(members)} {doing}" + (f" after step {place[0]:,}" if len(steps) > 1 else "")
@@ -596,7 +596,8 @@ def _whereabouts(answering: Sequence[tuple[RankView, Progress]]) -> list[str]:
     ] + ([f"{len(groups) - 4} more places"] if len(groups) > 4 else [])
 
 
-def _doing(at: Progress) -> str:
+def doing(at: Progress) -> str:
+    """What a rank is at, as the end of a sentence that begins with its name."""
     unit = "DDP's buckets" if at.unit == BUCKETS else at.unit
     called = f"{at.kind.replace('_', '-')}{f' of {unit}' if unit else ''}" if at.kind else ""
     if at.inside and called:

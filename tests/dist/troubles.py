@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from fsdp_tui.demo.model import GPT, Block, Shape
+from fsdp_tui.demo.model import GPT, Shape
 from fsdp_tui.runner import looks
 from fsdp_tui.runner.session import WatchedRun
 from fsdp_tui.runner.sharding import no_sync, shard
@@ -30,6 +30,7 @@ NAN_AT, NAN_ON = 12, 1
 """Step and rank of the first loss that is no number."""
 SPIKE_AT = 25
 INPUT_S = 0.02
+LEAK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ def run(training: Training) -> list[Message]:
         with watched:
             for step, parts in enumerate(watched.batches(_loader(training)), start=1):
                 loss = _step(training, wrapped, optimizer, step, parts)
-                if trouble == "leak":
-                    kept.append(loss)  # with its graph, and all that it saved
+                if trouble == "leak":  # such as predictions that wait for a metric
+                    kept.append(torch.ones(LEAK_BYTES // 4))
                 assert watched.step(loss.detach())
     finally:
         looks.BUDGET = budget
@@ -122,7 +123,11 @@ def _wrapped(model: GPT, training: Training) -> nn.Module:
 
 
 def _step(
-    training: Training, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, parts: list[tuple[Tensor, Tensor]]
+    training: Training,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    parts: list[tuple[Tensor, Tensor]],
 ) -> Tensor:
     """Trains one step and gives its loss."""
     trouble = training.trouble
@@ -142,7 +147,7 @@ def _step(
         for group in optimizer.param_groups:
             group["lr"] = 1.0 if step == SPIKE_AT - 1 else LR
     optimizer.step()
-    if trouble == "evaluates":
+    if trouble == "evaluates" or (trouble == "evaluates at times" and step % 4 == 1):
         with torch.no_grad():
             model(*parts[0])
     return loss
@@ -156,4 +161,5 @@ def _loader(training: Training) -> Iterator[list[tuple[Tensor, Tensor]]]:
         chance = torch.Generator().manual_seed(1000 * step + dist.get_rank())
         begins = torch.randint(0, 256, (training.accumulate * BATCH, 1), generator=chance)
         text = (begins + torch.arange(CONTEXT + 1)) % 256
-        yield [(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in text.split(BATCH)]
+        parts = text.view(training.accumulate, BATCH, CONTEXT + 1)
+        yield [(rows[:, :-1].contiguous(), rows[:, 1:].contiguous()) for rows in parts]
