@@ -32,6 +32,8 @@ Metric = Literal["lateness", "exposed", "duration", "bandwidth"]
 METRICS: Final[tuple[Metric, ...]] = ("lateness", "exposed", "duration", "bandwidth")
 """What the others wait for the rank, what its compute waits, what its calls take, each in ns per step; bytes per second on
 its link while they run (bus bandwidth)."""
+KEPT = len(METRICS)
+"""Metrics and selections whose reduced steps are kept, those asked for last."""
 BACKWARD = COMM_PHASES.index("backward")
 
 
@@ -122,7 +124,7 @@ class CommGrid:
         self._keys = self._newest.keys if self._newest else []
         self.ranks = self._newest.ranks if self._newest else 0
         self.steps = len(self._window)
-        self._reduced: dict[int, tuple[CommStep, object, Floats]] = {} if before is None else before._reduced
+        self._reduced: dict[object, dict[int, tuple[CommStep, Floats]]] = {} if before is None else before._reduced
         self._figures: dict[tuple[Metric, Selection], Figures] = {}
         units = {unit for unit, _, _ in self._keys}
         buckets = sorted((unit for unit in units if unit <= FIRST_BUCKET), reverse=True)
@@ -144,6 +146,25 @@ class CommGrid:
         """Which collectives there are at all."""
         return tuple(sorted({kind for _, kind, _ in self._keys}))
 
+    def volume(self, selection: Selection = ALL) -> list[tuple[float, int]]:
+        """Of each place the calls and bytes of a step and rank, medians over steps; of DDP's buckets together their sum."""
+        out = []
+        counts, sizes = (
+            np.array([np.asarray(getattr(step, name))[order_of(step, self._keys)] for step in self._window])
+            for name in ("calls", "nbytes")
+        )
+        for place in self.places:
+            columns = [
+                column
+                for column, (unit, kind, phase) in enumerate(self._keys)
+                if (unit == place.unit or (place.unit is None and unit <= FIRST_BUCKET))
+                and kind in selection.kinds
+                and phase in selection.phases
+            ]
+            calls, nbytes = counts[:, columns].sum(axis=1), sizes[:, columns].sum(axis=1)
+            out.append((float(np.median(calls)), int(np.median(nbytes))))
+        return out
+
     def figures(self, metric: Metric, selection: Selection = ALL) -> Figures:
         """One metric of the selected calls, for every rank and place."""
         found = self._figures.get((metric, selection))
@@ -154,15 +175,14 @@ class CommGrid:
     def _work_out(self, metric: Metric, selection: Selection) -> Figures:
         columns, starts, at = self._columns(metric, selection)
         asked = (metric, selection, tuple(self._keys))
-        kept, rows = {}, []
+        before = self._reduced.pop(asked, {})
+        kept = {}
         for step in self._window:
-            before = self._reduced.get(id(step))
-            if before is None or before[1] != asked:
-                before = (step, asked, self._reduce(step, metric, columns, starts, at))
-            kept[id(step)] = before
-            rows.append(before[2])
-        self._reduced.clear()
-        self._reduced.update(kept)
+            kept[id(step)] = before.get(id(step)) or (step, self._reduce(step, metric, columns, starts, at))
+        rows = [row for _, row in kept.values()]
+        self._reduced[asked] = kept
+        while len(self._reduced) > KEPT:
+            del self._reduced[next(iter(self._reduced))]
         shape = (self.ranks, len(self.places))
         if not rows:
             return Figures(metric, np.full(shape, np.nan), np.ones(shape, bool), np.full(self.ranks, np.nan), 0)

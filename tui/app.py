@@ -20,6 +20,7 @@ from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.tui.keys import bindings_of, keys_for, shown
 from fsdp_tui.tui.pace import Pace
 from fsdp_tui.tui.screens.base import Ask, Text, View
+from fsdp_tui.tui.screens.comm import CommScreen
 from fsdp_tui.tui.screens.compare import CompareScreen
 from fsdp_tui.tui.screens.details import write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
@@ -88,6 +89,7 @@ class Dashboard(App[int]):
         "runs": RunsScreen,
         "run": RunScreen,
         "step": StepScreen,
+        "comm": CommScreen,
         "launch": LaunchScreen,
         "compare": CompareScreen,
     }
@@ -219,7 +221,7 @@ class Dashboard(App[int]):
             "stop": "stopping: all ranks leave after the step they agree on",
             "pause": "holding: all ranks wait after the step they agree on",
             "resume": "the training goes on",
-            "capture": "the next step is captured; an event says when it is there, and the Step screen (2) shows it",
+            "capture": "the next step is captured; when it is there, the Step screen (2) shows it and an event says so",
         }[kind]
 
         def answered(problem: str) -> None:

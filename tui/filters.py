@@ -1,7 +1,7 @@
 """What a person types to see only some ranks or runs.
 
 Ranks: `5`, `8-15`, `node1` (any pattern against host and device), `>90%` (of the device's capacity), several separated
-by commas; `!` in front inverts. Runs: a pattern against id, name, state and strategy.
+by commas; `!` in front inverts. Units: `unit:pattern` beside them. Runs: a pattern against id, name, state and strategy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from fsdp_tui.telemetry.rundir import RunEntry
 from fsdp_tui.telemetry.view import RankView
 
 RankTest = Callable[[RankView], bool]
+UnitTest = Callable[[str], bool]
+"""Of a unit's name."""
 
 
 class FilterError(ValueError):
@@ -32,6 +34,18 @@ def rank_filter(text: str) -> RankTest:
         return lambda rank: True
     tests = [_rank_test(word) for word in words]
     return lambda rank: any(test(rank) for test in tests) != inverted
+
+
+def split_unit_filter(text: str) -> tuple[str, UnitTest]:
+    """What is left for ranks when words that begin with `unit:` are taken out, and the test that these are.
+
+    Raises:
+        FilterError: a pattern that is no regular expression.
+    """
+    words = text.split()
+    patterns = [_pattern(word.removeprefix("unit:")) for word in words if word.startswith("unit:")]
+    rest = " ".join(word for word in words if not word.startswith("unit:"))
+    return rest, lambda name: not patterns or any(pattern.search(name) for pattern in patterns)
 
 
 def _rank_test(word: str) -> RankTest:

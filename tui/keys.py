@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 
 RUN, RUNS, LAUNCH, COMPARE, LOGS, RANK = "run", "runs", "launch", "compare", "logs", "rank"
-STEP = "step"
+STEP, COMM, CALLS = "step", "comm", "calls"
 PANES = (RUN, COMPARE, RANK)
 
 # fmt: off
@@ -46,12 +46,21 @@ KEYS: tuple[Key, ...] = (
     Key("runs.mark", "space", "mark", "mark", "Mark the run for comparing; the first one marked is the baseline.", (RUNS,)),
     Key("runs.delete", "d,delete", "delete", "delete", "Delete the run and everything recorded of it. Asks first.", (RUNS,), "run"),
     Key("runs.unfilter", "escape", "back", "end filter", "Ends the filter: all runs are shown again.", (RUNS,), footer=False),
+    # Comm
+    Key("comm.metric", "x", "metric", "metric", "What the colours say: lateness, exposed time, duration, bus bandwidth.", (COMM,), "view"),
+    Key("comm.kind", "a", "kind", "collective", "All collectives together, or one kind: all-gather, reduce-scatter, all-reduce.", (COMM,), "view"),
+    Key("comm.phase", "f", "phase", "fwd/bwd", "The whole step, only forward, or only backward.", (COMM,), "view"),
+    Key("comm.group", "g", "group", "group", "Rows are ranks, nodes (the worst rank of each), or units.", (COMM,), "view"),
+    Key("comm.straggler", "n", "straggler", "next straggler", "To the worst cell, then to the worst of each other rank that stands out.", (COMM,), "view"),
+    Key("comm.open", "enter", "open", "drill down", "From the map to all of a rank's units, to the collectives of one, to one in full.", (COMM, CALLS)),
+    Key("comm.each", "d", "each", "density", "A cell for every rank and unit, and the map scrolls; or all in view, neighbours sharing a cell.", (COMM,), "view"),
+    Key("comm.copy", "y", "copy", "copy cell", "Copy what is known of the cell as one line.", (COMM,), "view", footer=False),
     # Run
-    Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN,), "view"),
+    Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN, COMM), "view"),
     Key("run.open", "enter", "open", "details", "Details of the focused pane: all memory of a rank, all verdicts, a unit's calls, all events.", (RUN,)),
-    Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN, STEP), "view"),
-    Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; runs: a pattern; ! inverts.", (RUN, RUNS), "view"),
-    Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS), "view"),
+    Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN, STEP, COMM), "view"),
+    Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; units: unit:pattern; runs: a pattern; ! inverts.", (RUN, RUNS, COMM), "view"),
+    Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS, COMM), "view"),
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
     Key("run.stop", "x,ctrl+k", "stop", "stop run", "Stop the training on all ranks at one step. Asks first.", (RUN,), "run"),
     Key("run.hold", "h", "hold", "hold training", "Hold the training on all ranks at one step (asks first), or let it go on.", (RUN,), "run"),
@@ -80,8 +89,8 @@ KEYS: tuple[Key, ...] = (
     Key("run.restart", "R", "restart", "launch again", "Fill the Launch form in with this run's launch, to start it again with another strategy.", (RUN, RUNS), "run", footer=False),
     Key("run.copy", "y", "copy", "copy command", "Copy the command line that repeats this run.", (RUN,), "run", footer=False),
     # Rank and logs
-    Key("rank.previous", "left,left_square_bracket", "previous", "previous rank", "The rank before.", (RANK, LOGS)),
-    Key("rank.next", "right,right_square_bracket", "next", "next rank", "The rank after.", (RANK, LOGS)),
+    Key("rank.previous", "left,left_square_bracket", "previous", "previous rank", "The rank before.", (RANK, LOGS, CALLS)),
+    Key("rank.next", "right,right_square_bracket", "next", "next rank", "The rank after.", (RANK, LOGS, CALLS)),
     Key("logs.follow", "f", "follow", "follow", "Stay at the end as new lines come, or stay here.", (LOGS,), "view"),
     Key("logs.search", "slash", "filter", "search", "Find lines by a pattern.", (LOGS,), "view"),
     Key("logs.next", "n", "next_match", "next match", "The next line that matches.", (LOGS,)),
@@ -97,10 +106,11 @@ KEYS: tuple[Key, ...] = (
     Key("compare.baseline", "b", "baseline", "baseline", "The next run becomes the one that the others are compared with.", (COMPARE,), "view"),
     Key("compare.deltas", "d", "deltas", "differences", "With differences to the baseline, or the bare numbers.", (COMPARE,), "view"),
     # Everywhere
-    Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first.", (RUN, STEP, COMPARE, LOGS, RANK)),
+    Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first.", (RUN, STEP, COMM, CALLS, COMPARE, LOGS, RANK)),
     Key("show.runs", "0", "show('runs')", "runs", "Live and recorded runs of this machine.", (), "view", footer=False),
     Key("show.run", "1", "show('run')", "run", "The open run: memory, loss, throughput, step, collectives, events.", (), "view", footer=False),
     Key("show.step", "2", "show('step')", "step", "Memory inside one captured step: what is alive when, and why the peak is where it is.", (), "view", footer=False),
+    Key("show.comm", "3", "show('comm')", "comm", "Collectives by rank and unit: who waits for whom, and where.", (), "view", footer=False),
     Key("show.launch", "4", "show('launch')", "launch", "Start a training.", (), "view", footer=False),
     Key("show.compare", "5", "show('compare')", "compare", "The marked runs side by side.", (), "view", footer=False),
     Key("theme", "t", "theme", "theme", "Next theme: dark, light, high contrast, the terminal's own colours.", (), "theme"),

@@ -118,6 +118,8 @@ _DARK: Final = {
     "heat-5": "#A59D74",
     "heat-6": "#CBBA69",
     "heat-7": "#FFEA46",
+    "heat-text-low": "#ffffff",
+    "heat-text-high": "#000000",
 }
 
 _LIGHT: Final = _DARK | {
@@ -233,6 +235,8 @@ _TERMINAL: Final = {
     "heat-5": "ansi_yellow",
     "heat-6": "ansi_bright_yellow",
     "heat-7": "ansi_bright_white",
+    "heat-text-low": "ansi_bright_white",
+    "heat-text-high": "ansi_black",
 }
 
 ROLES: Final[Mapping[str, str]] = _DARK

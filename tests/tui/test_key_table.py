@@ -6,8 +6,10 @@ import pytest
 from textual.widgets import OptionList
 
 from fsdp_tui.tui.app import Dashboard
-from fsdp_tui.tui.keys import COMPARE, KEYS, LAUNCH, LOGS, RANK, RUN, RUNS, STEP, bindings_of, keys_for
+from fsdp_tui.tui.keys import CALLS, COMM, COMPARE, KEYS, LAUNCH, LOGS, RANK, RUN, RUNS, STEP, bindings_of, keys_for
 from fsdp_tui.tui.screens.base import Text, View
+from fsdp_tui.tui.screens.calls import CallsScreen
+from fsdp_tui.tui.screens.comm import CommScreen
 from fsdp_tui.tui.screens.compare import CompareScreen
 from fsdp_tui.tui.screens.details import SHOWS, write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
@@ -26,6 +28,8 @@ SCREENS: dict[str, type[View]] = {
     STEP: StepScreen,
     RUNS: RunsScreen,
     LAUNCH: LaunchScreen,
+    COMM: CommScreen,
+    CALLS: CallsScreen,
     COMPARE: CompareScreen,
     LOGS: LogsScreen,
     RANK: RankScreen,

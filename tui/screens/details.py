@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fsdp_tui.telemetry.bandwidth import note
+from fsdp_tui.telemetry.grid import Place, Selection
+from fsdp_tui.telemetry.messages import COLLECTIVES
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.keys import Key, keys_for, shown
 from fsdp_tui.tui.theme import GROUPS, SEVERITY_GLYPHS, STATE_MARKS, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.table import TableColumn, draw_table, paragraph
-from fsdp_tui.tui.widgets.traffic import Call
+from fsdp_tui.tui.widgets.traffic import Call, calls_of
 
 
-def write_call(call: Call, run: RunView, width: int) -> list[Row]:
-    """One collective of a unit: forward and backward apart, and every rank's lateness."""
+def write_call(call: Call, run: RunView, width: int, rank: int | None = None) -> list[Row]:
+    """One collective of a unit: forward and backward apart, and rank by rank; `rank` is marked."""
     parts = [
         ("whole step", call.collective.step),
         ("forward", call.collective.forward),
@@ -45,21 +49,43 @@ def write_call(call: Call, run: RunView, width: int) -> list[Row]:
     backend = next((rank.hello.backend for rank in run.ranks if rank.hello), "")
     if said := note(backend, call.kind):
         rows += paragraph(said, width, QUIET)
-    late = call.collective.step.late_ns
     rows.append(crop([], width))
-    if not late:
-        return rows + paragraph("which rank comes late is not known: not every rank reported its calls", width, QUIET)
-    rows += paragraph("time per step that the others wait for a rank", width, QUIET)
-    order = sorted(late, key=lambda rank: -late[rank])
-    rows += draw_table(
-        [
-            TableColumn("rank", [str(rank) for rank in order]),
-            TableColumn("late", [fmt.duration(late[rank]) for rank in order]),
-        ],
-        width,
-        len(order) + 1,
+    place = next((place for place in run.grid.places if place.name == call.unit), None)
+    return rows if place is None else [*rows, *_write_ranks(run, place, KIND_INDEX[call.kind], rank, width)]
+
+
+def write_collective(run: RunView, place: Place, kind: int, rank: int, width: int) -> list[Row]:
+    """One collective of a unit, of a bucket, of all buckets, or of none: over all ranks, and rank by rank."""
+    call = next((call for call in calls_of(run) if call.unit == place.name and KIND_INDEX[call.kind] == kind), None)
+    if call is None:
+        return _write_ranks(run, place, kind, rank, width)
+    return write_call(call, run, width, rank)
+
+
+def _write_ranks(run: RunView, place: Place, kind: int, chosen: int | None, width: int) -> list[Row]:
+    """What each rank spends in it, who comes latest first."""
+    grid = run.grid
+    at, selection = grid.places.index(place), Selection(kinds=(kind,))
+    late, duration, exposed = (
+        grid.figures(metric, selection).cells[:, at] for metric in ("lateness", "duration", "exposed")
     )
-    return rows
+    rows: list[Row] = []
+    if not np.isfinite(late).any():
+        rows += paragraph("which rank comes late is not known: not every rank reported its calls", width, QUIET)
+    order = sorted(range(grid.ranks), key=lambda rank: (-np.nan_to_num(late[rank]), rank))
+    table = [
+        TableColumn(
+            "rank",
+            [(f"{rank} ◂" if rank == chosen else f"{rank}  ", STRONG if rank == chosen else LABEL) for rank in order],
+        ),
+        TableColumn("the others wait for it", [fmt.duration(late[rank]) for rank in order]),
+        TableColumn("duration", [fmt.duration(duration[rank]) for rank in order]),
+        TableColumn("exposed", [fmt.duration(exposed[rank]) for rank in order]),
+    ]
+    return [*rows, *paragraph("per step, rank by rank", width, QUIET), *draw_table(table, width, len(order) + 1)]
+
+
+KIND_INDEX = {kind: at for at, kind in enumerate(COLLECTIVES)}
 
 
 def write_events(run: RunView, width: int) -> list[Row]:
@@ -84,6 +110,11 @@ SHOWS = {
     "step": "Memory inside one captured step, a column at its highest moment, and the figures at the cursor below. Lanes: the phase, ╱ ╲"
     " where no operator runs while an all-gather or a reduction is in flight; each kind of collective, ┆ where its end is not known;"
     " unsharded parameters on a scale of their own, × where they are freed. Times are the captured step's, which takes longer.",
+    "comm": "What collectives cost each rank in each unit: medians of the newest steps, without the first. Late: what the longest-waiting"
+    " rank of the group spent more in the same calls, so that is how long it waited for this one. Exposed: what compute waited."
+    " Brighter is worse. ╱ is not known; an empty cell has no such calls. Every number of a cell is below the map.",
+    "calls": "All units of one rank, then the collectives of one of them, then one collective on all ranks: sums over a step's calls,"
+    " medians over the steps. What stands out against the median rank is bright.",
     "runs": "Live runs of this machine and recorded ones, newest first. A run that cannot be read stays in the list with the reason.",
     "launch": "A training to start: the demo's, or your own script. What cannot work is said before anything is started.",
     "compare": "Marked runs side by side: the fullest rank's memory, and medians of steps without the first. Losses agree when they"

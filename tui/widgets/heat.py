@@ -1,8 +1,10 @@
-"""A cell per value: the strip that shows a thousand ranks at once."""
+"""A cell per value: the strip that shows a thousand ranks at once, and the scales of strips and maps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -76,6 +78,85 @@ def draw_heat(
             row.append((text[:label].rjust(label) + " ", QUIET))
         rows.append(crop(row + _cells(levels[begin : begin + across], letters), width))
     return rows, per_cell, low, high
+
+
+@dataclass(frozen=True)
+class HeatScale:
+    """Where each level begins, in round numbers: a scale that moved with every value would flicker."""
+
+    edges: tuple[float, ...]
+    """HEAT_LEVELS - 1 rising values."""
+    falling: bool = False
+    """Low values have the high levels: bandwidth, where the eye should find what is slow."""
+
+    def levels(self, values: Floats) -> NDArray[np.int64]:
+        """Level of each value, -1 where it is not known."""
+        levels = np.searchsorted(self.edges, values, side="right")
+        return np.where(np.isfinite(values), HEAT_LEVELS - 1 - levels if self.falling else levels, -1)
+
+
+_ROUND = (1.0, 2.0, 5.0)
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 5, 10, 20, 50 ..."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((step * power for step in _ROUND if step * power >= value * (1 - 1e-9)), 10 * power)
+
+
+def heat_scale(values: Floats, *, least: float = 0.0, falling: bool = False) -> HeatScale:
+    """A scale for these values: even steps where they lie within a factor of eight, else 1, 2, 5, 10, 20, ... up to the highest.
+
+    Args:
+        values: Of any shape; NaN is not known.
+        least: The highest level begins here or above, so that noise does not shine.
+        falling: See HeatScale.
+    """
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    if high <= 0 and least <= 0:
+        return HeatScale(tuple(float(level) for level in range(1, HEAT_LEVELS)), falling)
+    if low >= high / 8 and high >= least and low > 0:
+        step = _round_up(max((high - low) / HEAT_LEVELS, high / 50))
+        while math.floor(low / step) * step + HEAT_LEVELS * step < high:
+            step = _round_up(step * 1.01)
+        begin = math.floor(low / step) * step
+        return HeatScale(tuple(begin + step * level for level in range(1, HEAT_LEVELS)), falling)
+    top = _round_up(max(high, least))
+    if top > high and top > least:  # the highest value is to reach the highest level
+        top = _round_up(top / 2.6)
+    edges = [top]
+    while len(edges) < HEAT_LEVELS - 1:
+        edges.append(_round_up(edges[-1] / 2.6))
+    return HeatScale(tuple(reversed(edges)), falling)
+
+
+def scale_key(scale: HeatScale, text: Callable[[float], str], unit: str, width: int, *, letters: bool) -> Row:
+    """What the levels mean, from the lowest: every edge between its swatches, or only the ends where there is little room."""
+    edges = [text(edge) for edge in (reversed(scale.edges) if scale.falling else scale.edges)]
+    looks = _looks(letters)
+    row: Row = []
+    for level, (swatch, ink) in enumerate(looks):
+        if level and (not letters or swatch != looks[level - 1][0]):
+            row.append((f" {edges[level - 1]} ", QUIET))
+        if not letters or not level or swatch != looks[level - 1][0]:
+            row.append((swatch * 2, ink))
+    row.append((f" {unit}", QUIET))
+    if sum(len(piece) for piece, _ in row) <= width:
+        return row
+    first, last = ("≥", "<") if scale.falling else ("<", "≥")
+    return [
+        (f"{first}{edges[0]} ", QUIET),
+        *((swatch, ink) for swatch, ink in looks),
+        (f" {last}{edges[-1]} {unit}", QUIET),
+    ]
+
+
+def _looks(letters: bool) -> list[tuple[str, Ink]]:
+    """Glyph and ink of each level."""
+    if letters:
+        return [(glyph, LABEL) for glyph in HEAT_GLYPHS]
+    return [(" ", Ink(f"heat-{level}", f"heat-{level}")) for level in range(HEAT_LEVELS)]
 
 
 def heat_key(low: float, high: float, text: Callable[[float], str], unit: str, *, letters: bool) -> Row:

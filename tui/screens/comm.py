@@ -1,0 +1,310 @@
+"""Screen 3: collectives, ranks by units: who waits for whom, where, and what the calls cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import ClassVar, TypeVar
+
+from textual.binding import BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.widget import Widget
+from textual.widgets import Input
+
+from fsdp_tui.telemetry.grid import METRICS, CallFigures
+from fsdp_tui.telemetry.messages import COMM_PHASES
+from fsdp_tui.telemetry.view import RankView, RunView
+from fsdp_tui.tui.filters import FilterError, RankTest, UnitTest, rank_filter, split_unit_filter
+from fsdp_tui.tui.keys import COMM, bindings_of
+from fsdp_tui.tui.screens.bands import Band, Banded
+from fsdp_tui.tui.screens.base import Text, title_of
+from fsdp_tui.tui.screens.calls import CallsScreen
+from fsdp_tui.tui.screens.details import write_collective
+from fsdp_tui.tui.source import Snapshot
+from fsdp_tui.tui.theme import Ink
+from fsdp_tui.tui.widgets.chart import QUIET, Row
+from fsdp_tui.tui.widgets.chrome import Tabs
+from fsdp_tui.tui.widgets.commmap import (
+    GROUPS,
+    METRIC_WORDS,
+    ORDERS,
+    WORDS,
+    Choice,
+    CommMap,
+    Spot,
+    call_columns,
+    comm_map,
+    place_words,
+    spot_words,
+    stragglers,
+    unit_columns,
+    write_waiting,
+)
+from fsdp_tui.tui.widgets.heatmap import HeatGrid
+from fsdp_tui.tui.widgets.table import Pane, Table
+
+CELL_PERCENT = 59
+"""Of the width for the cell under the cursor, where the panes stand side by side."""
+WIDE = 100
+"""From this width on the two lower panes stand side by side."""
+FRAME = 2
+AROUND_CELLS = 3
+"""Of the map: heading, foot and legend."""
+LOWER = 8
+"""Rows of the lower panes at least."""
+UNITS = 6
+"""Rows of the table of units at least."""
+_T = TypeVar("_T")
+PHASES = (None, COMM_PHASES.index("forward"), COMM_PHASES.index("backward"))
+
+
+class CommScreen(Banded):
+    """The open run's collectives."""
+
+    KIND = COMM
+    BANDS = ("map-band", "lower", "units-band")
+    BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(COMM))
+    FILTER_HINT = "ranks: 5   8-15   >90%   host or device pattern   !inverts   unit:pattern"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.choice = Choice()
+        self.each = False
+        """Every rank and unit has a cell of its own, and the map scrolls."""
+        self.spot: Spot | None = None
+        self.frozen: Snapshot | None = None
+        self.map: CommMap | None = None
+        self._keep: RankTest = rank_filter("")
+        self._keep_unit: UnitTest = split_unit_filter("")[1]
+        self._drawn: tuple[object, ...] = ()
+        self._drawn_run: RunView | None = None
+
+    def body(self) -> Iterable[Widget]:
+        yield VerticalScroll(
+            Horizontal(HeatGrid(id="map", classes="pane first"), id="map-band"),
+            Horizontal(Table(id="cell", classes="pane"), Pane(id="waiting", classes="pane"), id="lower"),
+            Horizontal(Table(id="units", classes="pane"), id="units-band"),
+            id="body",
+            can_focus=False,
+        )
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What the panes show."""
+        return self.frozen or self.board.snapshot
+
+    @property
+    def run(self) -> RunView | None:
+        snapshot = self.snapshot
+        return snapshot.view if snapshot else None
+
+    def on_run_opened(self) -> None:
+        self.frozen, self.spot, self.map, self._drawn, self._drawn_run = None, None, None, (), None
+        if self.ready:
+            self.end_filter()
+
+    # Drawing
+
+    def on_tick(self) -> None:
+        if not self.ready:
+            return
+        self.show_header()
+        self.query_one(Tabs).show_notes(self._notes())
+        run = self.run
+        key = (
+            self.query_one("#body").size,
+            self.choice,
+            self.each,
+            self.spot,
+            self._keep,
+            self._keep_unit,
+            self.zoomed,
+            self.focused,
+        )
+        if run is self._drawn_run and key == self._drawn:
+            return
+        self._drawn_run = run
+        self.set_class(self.size.width >= WIDE, "-wide")
+        self._show_map(run)
+        self._drawn = (*key[:3], self.spot, *key[4:])
+        self.lay_out(self._bands(run))
+        self._show_cell(run)
+        self._show_units(run)
+        waiting = self.query_one("#waiting", Pane)
+        title_of(waiting, "who waits for whom")
+        waiting.show(lambda width, height, letters: write_waiting(run, width, height) if run else [])
+
+    def _notes(self) -> list[Row]:
+        choice = self.choice
+        notes: list[Row] = []
+        if self.frozen:
+            notes.append([(f"❚❚ frozen at step {self.frozen.view.steps:,} (p)", Ink("warn", bold=True))])
+        if text := self.query_one("#filter-text", Input).value.strip():
+            notes.append([(f"filter: {text}", Ink("ok"))])
+        notes.append([(f"x {METRIC_WORDS[choice.metric].short}", QUIET)])
+        notes.append([(f"a {'all' if choice.kind is None else WORDS[choice.kind]}", QUIET)])
+        notes.append([(f"f {'step' if choice.phase is None else COMM_PHASES[choice.phase]}", QUIET)])
+        notes.append([(f"g {choice.group}", QUIET)])
+        if choice.order != ORDERS[0]:
+            notes.append([(f"s {choice.order}", QUIET)])
+        return notes
+
+    def _bands(self, run: RunView | None) -> list[Band]:
+        """The map takes the rows that it makes use of, and what that leaves is for the panes below."""
+        if run is None or self.map is None or not self.map.chart.cells.size:
+            return [Band("map-band", 3, 3, 1)]
+        height = self.query_one("#body").size.height or max(1, self.size.height - 4)
+        n, units = self.map.chart.cells.shape[0], len(run.grid.places) + FRAME + 1
+        room = height - LOWER - FRAME
+        # The units have their room where the map's rows need no more than one line each for it.
+        spare = room - n - AROUND_CELLS
+        room -= units if units <= spare else UNITS * 2 if spare >= UNITS * 2 else 0
+        rows = self.query_one("#map", HeatGrid).wanted(self.size.width - FRAME, max(4, room)) + FRAME
+        return [
+            Band("map-band", rows, rows, 1),
+            Band("lower", LOWER, 1000 if height - rows - LOWER < UNITS else 14, 1),
+            Band("units-band", UNITS, max(UNITS, units), 1000),
+        ]
+
+    def ranks(self) -> list[RankView]:
+        """Those that are shown."""
+        run = self.run
+        return [rank for rank in run.ranks if self._keep(rank)] if run else []
+
+    def _show_map(self, run: RunView | None) -> None:
+        pane = self.query_one("#map", HeatGrid)
+        if run is None:
+            self.map = None
+            title_of(pane, "collectives")
+            pane.show_words("nothing yet")
+            return
+        ranks = [rank.rank for rank in self.ranks()]
+        found = comm_map(run, self.choice, ranks, self.spot, keep_unit=self._keep_unit)
+        if found.chart.cells.size and found.chart.cursor is None:
+            worst = stragglers(found.figures, found.ranks, found.places)
+            self.spot = worst[0] if worst else Spot(found.ranks[0], found.places[0])
+            found = found.with_cursor(self.spot)
+        self.map = found
+        title_of(pane, found.title(self.size.width - 6))
+        if self.board.still:
+            found = found.with_cursor(None)
+        pane.show_map(found.chart, each=self.each)
+
+    def _show_cell(self, run: RunView | None) -> None:
+        pane = self.query_one("#cell", Table)
+        spot = self.spot
+        if run is None or spot is None or self.map is None or not self.map.chart.cells.size:
+            title_of(pane, "a rank's collectives in a unit")
+            pane.empty = "" if run is None else self.map.chart.empty if self.map else ""
+            pane.show_columns([])
+            return
+        wide = self.size.width * CELL_PERCENT // 100 if self.size.width >= WIDE else self.size.width
+        title_of(pane, spot_words(run, self.choice, spot, wide - 6))
+        pane.empty = "this rank makes no calls here"
+        pane.show_columns(call_columns(self._calls(run, spot)))
+
+    def _show_units(self, run: RunView | None) -> None:
+        """All units of the chosen rank, where there is room: what the next step into the rank shows too."""
+        table, spot = self.query_one("#units", Table), self.spot
+        table.empty = ""
+        if run is None or spot is None or not run.grid.places or ("units-band" in self.below and not table.has_focus):
+            table.show_columns([])
+            return
+        title_of(table, f"rank {spot.rank} in all units")
+        table.show_columns(unit_columns(run, spot.rank, self.choice.metric), cursor=spot.place)
+
+    def _calls(self, run: RunView, spot: Spot) -> list[CallFigures]:
+        places = run.grid.places
+        return run.grid.calls(spot.rank, places[spot.place]) if spot.place < len(places) else []
+
+    # Keys
+
+    def on_filter(self, text: str) -> str:
+        try:
+            words, self._keep_unit = split_unit_filter(text)
+            self._keep = rank_filter(words)
+        except FilterError as error:
+            return str(error)
+        return ""
+
+    def on_heat_grid_moved(self, event: HeatGrid.Moved) -> None:
+        if self.map is not None:
+            self.spot = self.map.spot(event.row, event.column)
+            self.on_tick()
+
+    def on_table_cursor_moved(self) -> None:
+        """In the table of units the cursor is the map's."""
+        table = self.query_one("#units", Table)
+        if self.spot is not None and self.focused is table and table.cursor != self.spot.place:
+            self.spot = Spot(self.spot.rank, table.cursor)
+            self.on_tick()
+
+    def _choose(self, **changes: object) -> None:
+        self.choice = replace(self.choice, **changes)  # type: ignore[arg-type]
+        self.on_tick()
+
+    def action_metric(self) -> None:
+        self._choose(metric=_after(METRICS, self.choice.metric))
+
+    def action_kind(self) -> None:
+        run = self.run
+        self._choose(kind=_after((None, *(run.grid.kinds() if run else ())), self.choice.kind))
+
+    def action_phase(self) -> None:
+        self._choose(phase=_after(PHASES, self.choice.phase))
+
+    def action_group(self) -> None:
+        self._choose(group=_after(GROUPS, self.choice.group))
+
+    def action_sort(self) -> None:
+        self._choose(order=_after(ORDERS, self.choice.order))
+
+    def action_each(self) -> None:
+        self.each = not self.each
+        self.on_tick()
+
+    def action_straggler(self) -> None:
+        """To the worst cell, then to that of the next rank that stands out."""
+        found = self.map
+        spots = stragglers(found.figures, found.ranks, found.places) if found else []
+        if not spots:
+            self.app.notify(f"no rank stands out: {METRIC_WORDS[self.choice.metric].short} is alike, or not known")
+            return
+        self.spot = spots[(spots.index(self.spot) + 1) % len(spots)] if self.spot in spots else spots[0]
+        self.on_tick()
+        self.focus_first()
+
+    def action_freeze(self) -> None:
+        self.frozen = None if self.frozen else self.board.snapshot
+        self.on_tick()
+
+    def action_copy(self) -> None:
+        run = self.run
+        if run is not None and self.spot is not None:
+            self.board.copy(spot_words(run, self.choice, self.spot))
+
+    def action_open(self) -> None:
+        """From the map to the rank, from the cell to one collective."""
+        run, spot, focused = self.run, self.spot, self.focused
+        if run is None or focused is None:
+            return
+        if focused.id == "waiting":
+            self.app.push_screen(Text("who waits for whom", lambda width: write_waiting(run, width, 1000)))
+        elif spot is None or not run.grid.places:
+            return
+        elif focused.id == "cell" and (calls := self._calls(run, spot)):
+            call = calls[min(self.query_one("#cell", Table).cursor, len(calls) - 1)]
+            place = run.grid.places[spot.place]
+            title = f"{place_words(place)} · {WORDS[call.kind]}"
+            self.app.push_screen(Text(title, lambda width: write_collective(run, place, call.kind, spot.rank, width)))
+        else:
+            self.app.push_screen(CallsScreen(spot.rank, spot.place))
+
+    def on_descendant_focus(self) -> None:
+        super().on_descendant_focus()
+        self.on_tick()
+
+
+def _after(choices: tuple[_T, ...], now: _T) -> _T:
+    """The next choice, round and round."""
+    return choices[(choices.index(now) + 1) % len(choices)] if now in choices else choices[0]
