@@ -8,12 +8,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fsdp_tui.telemetry.client import open_run
 from fsdp_tui.telemetry.launch import LaunchSpec, start
 from fsdp_tui.telemetry.rundir import resolve
 from fsdp_tui.tui.app import Dashboard
 
 PICTURES = Path(__file__).parents[1] / "docs"
 STEPS = 60
+WARM_STEPS = 5
 STRATEGIES = ("single", "ddp", "fsdp2:shard_grad_op", "fsdp2:full_shard")
 SIZE = (120, 40)
 
@@ -27,11 +29,24 @@ def main() -> int:
         for strategy in STRATEGIES:
             print(f"training {strategy} ...", file=sys.stderr)
             started = start(LaunchSpec(strategy=strategy, steps=STEPS, name=f"gpt {strategy}"), bound=True)
+            if strategy == STRATEGIES[-1]:
+                capture(started.run_id)
             if started.process.wait():
                 raise RuntimeError(f"{strategy} failed: fsdp-tui logs {started.run_id}")
             runs.append(started.run_id)
         asyncio.run(photograph(runs))
     return 0
+
+
+def capture(run_id: str) -> None:
+    """Asks for a deep capture once the training is warm."""
+    client = open_run(resolve(run_id))
+    try:
+        while client.live and client.view().steps < WARM_STEPS:
+            client.poll(100)
+        client.command("capture")
+    finally:
+        client.close()
 
 
 async def photograph(runs: list[str]) -> None:
@@ -40,6 +55,7 @@ async def photograph(runs: list[str]) -> None:
         app.use_theme("fsdp-dark")
         for name, keys, shown in (
             ("run", ["1"], "blocks.0"),
+            ("step", ["2"], "why the peak is here"),
             ("launch", ["4"], "the same from a shell"),
             ("runs", ["escape", "0"], STRATEGIES[0]),
             ("compare", ["5"], "losses agree"),
