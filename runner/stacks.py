@@ -3,16 +3,19 @@ since torch lets go of the interpreter there."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 import traceback
+from itertools import dropwhile
 from types import FrameType
 
 from fsdp_tui.telemetry.messages import Frame, Stack, Thread
 
 DEEPEST = 200
 """Frames of a thread that are told."""
+OURS = os.path.dirname(__file__) + os.sep
 LONGEST = 500
 """Characters of a name or a source line that are told."""
 
@@ -40,7 +43,7 @@ def _made_by_python(ident: int) -> bool:
 
 
 def _frames(innermost: FrameType) -> list[Frame]:
-    calls = traceback.extract_stack(innermost)
+    calls = list(dropwhile(_is_ours, traceback.extract_stack(innermost)))  # from the script's own first line on
     if len(calls) > DEEPEST:
         half = DEEPEST // 2
         left_out = len(calls) - 2 * half
@@ -48,6 +51,10 @@ def _frames(innermost: FrameType) -> list[Frame]:
         told.append(Frame("", 0, f"... {left_out:,} more calls ...", ""))
         return told + [_frame(call) for call in calls[-half:]]
     return [_frame(call) for call in calls]
+
+
+def _is_ours(call: traceback.FrameSummary) -> bool:
+    return call.filename == "<frozen runpy>" or call.filename.startswith(OURS)
 
 
 def _frame(call: traceback.FrameSummary) -> Frame:

@@ -16,6 +16,7 @@ from fsdp_tui.telemetry.trace import summary
 from fsdp_tui.telemetry.view import (
     Collective,
     CollectiveStats,
+    Progress,
     RankView,
     RunView,
     UnitView,
@@ -149,6 +150,43 @@ def _model_facts(structure: Structure | None) -> dict[str, Any]:
     }
 
 
+def stacks(ranks: Sequence[RankView]) -> list[dict[str, Any]]:
+    """What these ranks were doing when they were asked: frames as in a traceback, the innermost last."""
+    return [
+        {
+            "rank": rank.rank,
+            "taken_ns": rank.stack.taken_ns,
+            "progress": _progress(rank.progress),
+            "threads": [
+                {
+                    "name": thread.name,
+                    "frames": [
+                        {"file": frame.file, "line": frame.line, "function": frame.function, "code": frame.code}
+                        for frame in thread.frames
+                    ],
+                }
+                for thread in rank.stack.threads
+            ],
+        }
+        for rank in ranks
+        if rank.stack is not None
+    ]
+
+
+def _progress(at: Progress | None) -> dict[str, Any] | None:
+    if at is None:
+        return None
+    return {
+        "step": at.step,
+        "phase": at.phase or None,
+        "collectives": at.calls,
+        "collective": at.kind or None,
+        "unit": at.unit or None,
+        "inside": at.inside,
+        "idle_ns": at.idle_ns,
+    }
+
+
 RANK_FACTS = (
     "padding_bytes",
     "ignored_bytes",
@@ -179,6 +217,7 @@ def _rank(rank: RankView) -> dict[str, Any]:
             for group in (rank.structure.outside if rank.structure else ())
         ],
         "steps": rank.steps,
+        "progress": _progress(rank.progress),
         "step_ns": rank.step_ns,
         "phases_ns": dict(zip(PHASES, rank.phases_ns, strict=False)),
         "phases_exposed_ns": _by_phase(rank.exposed_ns),

@@ -88,6 +88,8 @@ def build_parser() -> argparse.ArgumentParser:
         ("resume", "let a paused run go on"),
     ):
         _read_command(commands, word, help_text)
+    stacks = _read_command(commands, "stacks", "what each rank is doing right now, also while it hangs in a collective")
+    stacks.add_argument("--rank", type=int, metavar="R", help="of this rank only (default: of all)")
     capture = _read_command(
         commands, "capture", "every allocation and free of one step of a live run; returns when it is there"
     )

@@ -35,7 +35,7 @@ from fsdp_tui.telemetry.launch import (
 )
 from fsdp_tui.telemetry.machine import this_machine
 from fsdp_tui.telemetry.messages import ENDED, Capture
-from fsdp_tui.telemetry.report import compare, show
+from fsdp_tui.telemetry.report import compare, show, stacks
 from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve
 from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
 from fsdp_tui.telemetry.trace import perfetto, plain, summary
@@ -48,6 +48,8 @@ SUCCESS = frozenset({"finished", "stopped"})
 REPORT_EVERY_S = 2.0
 """Between progress lines where there is no terminal."""
 SETTLE_S = 10.0
+STACKS_PATIENCE_S = 3.0
+"""A rank answers at once, or not at all."""
 COMMAND_PATIENCE_S = 60.0
 """For pause and resume: a step may take long."""
 
@@ -583,6 +585,46 @@ def _captures_arriving(client: RunClient, asked_id: str, wanted: set[int]) -> li
         client.poll(100)
 
 
+def _stacks(parsed: argparse.Namespace) -> int:
+    """Live: asks the ranks, and waits for all that can answer. Recorded: what was asked then."""
+    with _opened(parsed.run) as client:
+        known = [rank.rank for rank in client.view().ranks]
+        if parsed.rank is not None and parsed.rank not in known:
+            raise CommandError(
+                f"run {client.entry.id} has no rank {parsed.rank}: it has {', '.join(map(str, known)) or 'none'}"
+            )
+        asked, missing = _ask_for_stacks(client, parsed.rank) if client.live else ("", [])
+        ranks = [rank for rank in client.view().ranks if parsed.rank in (None, rank.rank)]
+        told = [rank for rank in ranks if rank.stack is not None and asked in ("", rank.stack.id)]
+        if not told and not missing:
+            raise CommandError(
+                f"run {client.entry.id} is over ({client.view().state}), and nobody asked for stacks while it went on"
+            )
+    for rank in missing:
+        print(
+            f"rank {rank} does not answer: its process is stopped, or something holds Python's interpreter lock",
+            file=sys.stderr,
+        )
+    print(json.dumps({"stacks": stacks(told), "missing": missing}) if parsed.json else tables.stacks(told))
+    return 1 if missing else 0
+
+
+def _ask_for_stacks(client: RunClient, rank: int | None) -> tuple[str, list[int]]:
+    """Asks one rank or all, and waits; gives the id of the question, and the ranks that did not answer."""
+    asked = client.command("stacks", () if rank is None else (rank,))
+    until = time.monotonic() + STACKS_PATIENCE_S
+    while True:
+        wanted = {
+            one: known
+            for one, known in client.state.ranks.items()
+            if known.hello and not known.goodbye and rank in (None, one)
+        }
+        missing = [one for one, known in wanted.items() if known.stack is None or known.stack.id != asked.id]
+        if not missing or not client.live or time.monotonic() > until:
+            return asked.id, missing
+        client.poll(100)
+
+
 def _export(parsed: argparse.Namespace) -> int:
     ranks = _ranks(parsed.ranks)
     with _opened(parsed.run) as client:
@@ -698,6 +740,7 @@ COMMANDS: dict[str | None, Callable[[argparse.Namespace], int]] = {
     "pause": _hold,
     "resume": _hold,
     "capture": _capture,
+    "stacks": _stacks,
     "export": _export,
     "compare": _compare,
     "rm": _rm,

@@ -7,6 +7,7 @@ from typing import Any
 
 from fsdp_tui.telemetry.advice import advise
 from fsdp_tui.telemetry.bandwidth import note
+from fsdp_tui.telemetry.health import doing
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
 from fsdp_tui.telemetry.report import METRICS, compare, last_loss
@@ -232,6 +233,26 @@ def comparison(runs: Sequence[RunView]) -> str:
             lines.append(
                 f"! {key} differs: " + ", ".join(fmt.UNKNOWN if value is None else str(value) for value in values)
             )
+    return "\n".join(lines)
+
+
+def stacks(ranks: Sequence[RankView]) -> str:
+    """Each rank's threads as Python prints them: the innermost call last."""
+    lines: list[str] = []
+    for rank in ranks:
+        if rank.stack is None:
+            continue
+        at = rank.progress
+        where = f" {doing(at)}, after step {at.step:,}" if at is not None and at.phase else ""
+        lines.append(f"{'' if not lines else chr(10)}rank {rank.rank}{where}")
+        for thread in rank.stack.threads:
+            lines.append(f"  {thread.name}")
+            for frame in thread.frames:
+                lines.append(
+                    f"    {frame.file}:{frame.line} {frame.function}" if frame.file else f"    {frame.function}"
+                )
+                if frame.code:
+                    lines.append(f"      {frame.code}")
     return "\n".join(lines)
 
 
