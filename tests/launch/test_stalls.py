@@ -1,0 +1,126 @@
+"""A training that stands still is told, with who is behind and where each rank is; stacks come from ranks that hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from fsdp_tui.telemetry import health
+from fsdp_tui.telemetry.client import RunClient
+from fsdp_tui.telemetry.view import Verdict
+from fsdp_tui.tui.cli import main
+from tests.launch.conftest import Launch, Launched, until
+
+HANGS = """\
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3)))
+for block in model:
+    fully_shard(block)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(12):
+    if step == 10 and dist.get_rank() == 1:
+        time.sleep(300)  # waits for a batch that never comes
+    model(torch.ones(4, 16)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+STEPS = 9
+"""That both have told: a step of a script that knows nothing of us ends when the training goes on."""
+
+
+def _stacks(run: Launched, capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, document and messages of `fsdp-tui stacks`."""
+    code = main(["stacks", run.run_id, "--json", *words])
+    out, err = capfd.readouterr()
+    return code, json.loads(out), err
+
+
+def _found(client: RunClient, kind: str) -> Verdict | None:
+    client.poll(100)
+    return next((verdict for verdict in client.view().verdicts if verdict.kind == kind), None)
+
+
+def test_a_rank_that_hangs(launch: Launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits in the first gather of its eleventh step for rank 1, which does not come to it."""
+    monkeypatch.setenv("FSDP_TUI_STOP_PATIENCE", "0.5,0.5")
+    run = launch(HANGS)
+    with run.open() as client:
+
+        def hanging() -> bool:
+            client.poll(50)
+            ranks = client.view().ranks
+            return len(ranks) == 2 and all(rank.progress and rank.progress.idle_ns > 1e9 for rank in ranks)
+
+        until(hanging, "both ranks stand still", 60)
+        assert client.view().steps == STEPS
+        assert _found(client, "stalled") is None, "it may still be a long step"
+
+        code, document, _ = _stacks(run, capfd)
+        assert (code, document["missing"]) == (0, [])
+        waiting, sleeping = (rank["threads"][0] for rank in document["stacks"])
+        assert (waiting["name"], sleeping["name"]) == ("training", "training")
+        assert all(thread["frames"][0]["file"].endswith("train.py") for thread in (waiting, sleeping))
+        lines = HANGS.splitlines()
+        assert sleeping["frames"][-1]["code"] == lines[sleeping["frames"][-1]["line"] - 1].strip()
+        assert sleeping["frames"][-1]["code"].startswith("time.sleep(300)")
+        assert waiting["frames"][0]["code"] == "model(torch.ones(4, 16)).mean().backward()"
+        assert any("all_gather" in frame["function"] for frame in waiting["frames"])
+        at = document["stacks"][0]["progress"]
+        assert (at["phase"], at["collective"], at["unit"], at["inside"]) == ("forward", "all_gather", "0", True)
+        assert at["collectives"] == document["stacks"][1]["progress"]["collectives"] + 1
+        code, document, _ = _stacks(run, capfd, "--rank", "1")
+        assert [rank["rank"] for rank in document["stacks"]] == [1]
+        assert main(["stacks", run.run_id]) == 0
+        assert "rank 0 waits in the all-gather of 0 (forward)" in capfd.readouterr().out
+        assert main(["stacks", run.run_id, "--rank", "7"]) == 1
+        assert "has no rank 7: it has 0, 1" in capfd.readouterr().err
+
+        stalled = until(lambda: _found(client, "stalled"), "it is told", 30)
+        assert (stalled.severity, stalled.unit) == ("warn", "ns")
+        assert stalled.measured is not None
+        assert stalled.measured >= health.STALLED_NS
+        assert "rank 1 is behind" in stalled.what
+        assert stalled.reason.startswith("rank 1 is between the phases of a step")
+        assert "rank 0 waits in the all-gather of 0 (forward), its " in stalled.reason
+
+        pids = {rank: known.hello.pid for rank, known in client.state.ranks.items() if known.hello}
+        os.kill(pids[1], signal.SIGSTOP)
+        try:
+            code, document, said = _stacks(run, capfd)
+            assert (code, document["missing"], [rank["rank"] for rank in document["stacks"]]) == (1, [1], [0])
+            assert "rank 1 does not answer" in said
+            silent = until(lambda: _found(client, "rank_silent"), "no heartbeat", 30)
+            assert silent.what.startswith("rank 1 does not answer")
+            assert str(pids[1]) in silent.next
+            told = until(
+                lambda: client.poll(100) is not None and _events(client, "rank_silent"), "the hub says so too", 10
+            )
+            assert told == ["rank 1 has not answered for 10 s"]
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+        until(lambda: client.poll(100) is not None and _events(client, "rank_answers"), "it answers again", 10)
+        assert _found(client, "rank_silent") is None
+        client.command("stop")
+        until(lambda: client.poll(100) is not None and not client.live, "it is stopped", 60)
+        after = next(verdict for verdict in client.view().verdicts if verdict.kind == "stalled")
+        assert after.what.endswith("until the run ended")
+        assert main(["stacks", run.run_id]) == 0, "what was asked is on record"
+        assert "time.sleep(300)" in capfd.readouterr().out
+
+
+def _events(client: RunClient, kind: str) -> list[str]:
+    return [event.text for event in client.state.events if event.kind == kind]
