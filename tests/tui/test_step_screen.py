@@ -228,6 +228,7 @@ async def test_one_category_alone() -> None:
         await press(pilot, "m")
         assert "unsharded parameters alone inside step 41" in app.text()
         assert "peak 6.00 MiB" in app.text()
+        assert "U unsharded parameters 6.00 MiB of 84.0 MiB" in app.text()
         await press(pilot, "p")
         assert cursor_ns(screen) == 15 * MS  # the first gather
         for words in ("activations", "temporary", "gradients", "collective buffers"):

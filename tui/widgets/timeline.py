@@ -509,15 +509,19 @@ def readout(timeline: Timeline, look: Look, width: int) -> Row:
     """The figures at the cursor, which are also what letters and colours mean."""
     moment = timeline.moment(look.cursor_ns)
     unit = fmt.scale_for([float(timeline.total.max())])
+    if look.alone:
+        name, group = ALONE[look.alone][0], STACK[_band(look.alone)]
+        alone: Row = [(group.key, Ink(group.role, bold=True)), (f" {name} ", QUIET)]
+        alone.append((fmt.size(int(timeline.alone[look.alone][moment])), STRONG))
+        row, _ = flow([alone, [(f"of {fmt.size(int(timeline.total[moment]))}", QUIET)]], width, gap=" ")
+        return crop(row or [alone[2]], width)
     held = [fmt.in_unit(int(value), unit) for value in timeline.groups[moment]]
     whole: Row = [("= ", QUIET), (f"{fmt.in_unit(int(timeline.total[moment]), unit)} {unit.name}", STRONG)]
     for names in ("label", "short", ""):
         pieces: list[Row] = []
-        for at, (group, value) in enumerate(zip(STACK, held, strict=True)):
-            quiet = bool(look.alone) and at != _band(look.alone)
+        for group, value in zip(STACK, held, strict=True):
             name = f" {getattr(group, names)}" if names else ""
-            ink = QUIET if quiet else Ink(group.role, bold=True)
-            pieces.append([(group.key, ink), (f"{name} ", QUIET), (value, QUIET if quiet else LABEL)])
+            pieces.append([(group.key, Ink(group.role, bold=True)), (f"{name} ", QUIET), (value, LABEL)])
         for gap in ("   ", "  ", " ") if names else ("  ", " "):
             row, shown = flow([*pieces, whole], width, gap=gap)
             if shown == len(pieces) + 1:
