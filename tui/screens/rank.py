@@ -85,7 +85,10 @@ def write_rank(rank: RankView, width: int) -> list[Row]:
         rows += [crop([], width), crop([("last capture", STRONG)], width), *_capture(rank.captures[-1], width)]
     if rank.phases_ns:
         rows.append(crop([], width))
-        words = "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in zip(PHASES, rank.phases_ns, strict=False))
+        known = dict(zip(PHASES, rank.phases_ns, strict=False))
+        if known.get("checkpoint") is None:  # there was none
+            known.pop("checkpoint", None)
+        words = "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in known.items())
         rows += paragraph(f"median step: {words}", width, LABEL)
     if rank.gauges or rank.missing:
         rows += [crop([], width), crop([("gauges", STRONG)], width), *_gauges(rank, width)]

@@ -105,6 +105,7 @@ def step_phases(run: RunView) -> list[Phase]:
     return [
         Phase(name, value, _exposed(run, name, ("all_gather",)), _exposed(run, name, ("reduce_scatter", "all_reduce")))
         for name, value in zip(PHASES, values, strict=False)
+        if value is not None or name != "checkpoint"  # of which there was none
     ]
 
 
