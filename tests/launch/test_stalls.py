@@ -54,6 +54,11 @@ def _found(client: RunClient, kind: str) -> Verdict | None:
     return next((verdict for verdict in client.view().verdicts if verdict.kind == kind), None)
 
 
+def _await(client: RunClient, kind: str) -> Verdict:
+    until(lambda: _found(client, kind), f"a finding of kind {kind}", 30)
+    return next(verdict for verdict in client.view().verdicts if verdict.kind == kind)
+
+
 def test_a_rank_that_hangs(launch: Launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits in the first gather of its eleventh step for rank 1, which does not come to it."""
     monkeypatch.setenv("FSDP_TUI_STOP_PATIENCE", "0.5,0.5")
@@ -89,7 +94,7 @@ def test_a_rank_that_hangs(launch: Launch, capfd: pytest.CaptureFixture[str], mo
         assert main(["stacks", run.run_id, "--rank", "7"]) == 1
         assert "has no rank 7: it has 0, 1" in capfd.readouterr().err
 
-        stalled = until(lambda: _found(client, "stalled"), "it is told", 30)
+        stalled = _await(client, "stalled")
         assert (stalled.severity, stalled.unit) == ("warn", "ns")
         assert stalled.measured is not None
         assert stalled.measured >= health.STALLED_NS
@@ -103,7 +108,7 @@ def test_a_rank_that_hangs(launch: Launch, capfd: pytest.CaptureFixture[str], mo
             code, document, said = _stacks(run, capfd)
             assert (code, document["missing"], [rank["rank"] for rank in document["stacks"]]) == (1, [1], [0])
             assert "rank 1 does not answer" in said
-            silent = until(lambda: _found(client, "rank_silent"), "no heartbeat", 30)
+            silent = _await(client, "rank_silent")
             assert silent.what.startswith("rank 1 does not answer")
             assert str(pids[1]) in silent.next
             told = until(
