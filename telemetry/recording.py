@@ -1,8 +1,9 @@
 """The recording of one run: an SQLite file with every message, and what makes it quick to open and to query.
 
 `log` holds the messages as they came; replaying them through `RunState.apply` gives the state again. `snapshot` holds
-the state itself every few seconds, so that opening a run is one snapshot and the few messages after it. `step` and
-`rollup` are for queries: the scalars of every step, and their sums over 64 and 4096 steps.
+the state itself every few seconds, so that opening a run is one snapshot and the few messages after it. `waypoint` holds
+sparse states of the whole run, from which `telemetry.past` reaches any step. `step` and `rollup` are for queries: the scalars
+of every step, and their sums over 64 and 4096 steps.
 
 On long runs the log is thinned behind the last snapshot but one: heartbeats go, and of the collectives only some steps
 stay, the same ones on all ranks. The scalars of every step stay for good.
@@ -31,6 +32,7 @@ from fsdp_tui.telemetry.messages import (
 )
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import total
+from fsdp_tui.telemetry.waypoint import highest_step, pack
 
 SCHEMA = 1
 LEVELS = (64, 4096)
@@ -38,6 +40,10 @@ LEVELS = (64, 4096)
 SNAPSHOT_EVERY_S = 5.0
 SNAPSHOT_BYTES_PER_S = 500_000
 """A large state is written less often, so that snapshots never need more of the disk than this."""
+WAYPOINT_ROWS = 16_384
+"""Messages between two waypoints, at least: what a jump into the past replays, a tenth of a second."""
+WAYPOINT_SHARE = 8
+"""The log between two waypoints is this many times as large as one, at least: they add no more than an eighth to a recording."""
 COMM_DENSE_STEPS = 1_000
 PENDING_BYTES = 64 << 20
 """What is kept in memory for a disk that cannot be written now; the oldest goes first."""
@@ -49,6 +55,7 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS log (id INTEGER PRIMARY KEY, kind TEXT, rank INTEGER, step INTEGER, at_ns INTEGER, body BLOB);
 CREATE INDEX IF NOT EXISTS log_comm ON log (step) WHERE kind = 'comm';
 CREATE INDEX IF NOT EXISTS log_beat ON log (id) WHERE kind = 'beat';
+CREATE INDEX IF NOT EXISTS log_capture ON log (id) WHERE kind = 'capture';
 CREATE TABLE IF NOT EXISTS step (
     step INTEGER, rank INTEGER, ended_ns INTEGER, step_ns INTEGER, loss REAL, tokens INTEGER,
     memory_bytes INTEGER, peak_bytes INTEGER, overhead_ns INTEGER, {", ".join(f"{name}_ns INTEGER" for name in PHASES)},
@@ -59,6 +66,7 @@ CREATE TABLE IF NOT EXISTS rollup (
     PRIMARY KEY (level, metric, rank, bucket)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY, log_id INTEGER, at_ns INTEGER, body BLOB);
+CREATE TABLE IF NOT EXISTS waypoint (log_id INTEGER PRIMARY KEY, step INTEGER, body BLOB);
 """
 _METRICS = ("step_ns", "loss", "tokens", "memory_bytes", "peak_bytes", "overhead_ns")
 _ADD_ROLLUP = """
@@ -101,6 +109,9 @@ class Recorder:
         self._pending: list[_Row] = []
         self._pending_bytes = 0
         self._next_snapshot_s = 0.0
+        self._since_waypoint = 0
+        """Bytes of messages."""
+        self._waypoint_bytes = 0
         self._db = self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -128,10 +139,12 @@ class Recorder:
             db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
             row = db.execute("SELECT MAX(id) FROM log").fetchone()
             self._last_id = int(row[0] or 0)
+            row = db.execute("SELECT MAX(log_id) FROM waypoint").fetchone()
+            self._waypoint_id = int(row[0] or 0)
         except sqlite3.Error as error:
             if db is not None:
                 db.close()
-            raise RecordingError(_said(self.path, error)) from None
+            raise RecordingError(said(self.path, error)) from None
         except BaseException:
             if db is not None:
                 db.close()
@@ -167,7 +180,8 @@ class Recorder:
         if not self._pending and not snapshot:
             return
         last_id = self._last_id
-        body = b""
+        body = waypoint = b""
+        since_waypoint = self._since_waypoint + self._pending_bytes
         try:
             self._db.execute("BEGIN IMMEDIATE")
             rows = [(last_id + at, *row[:5]) for at, row in enumerate(self._pending, start=1)]
@@ -177,13 +191,19 @@ class Recorder:
             if snapshot:
                 body = state.dump()
                 self._write_snapshot(last_id, body)
+            if last_id - self._waypoint_id >= WAYPOINT_ROWS and since_waypoint >= WAYPOINT_SHARE * self._waypoint_bytes:
+                waypoint = pack(state)
+                self._db.execute("INSERT INTO waypoint VALUES (?, ?, ?)", (last_id, highest_step(state), waypoint))
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             self._roll_back()
-            raise RecordingError(_said(self.path, error)) from None
+            raise RecordingError(said(self.path, error)) from None
         self._last_id = last_id
         self._pending.clear()
         self._pending_bytes = 0
+        self._since_waypoint = since_waypoint
+        if waypoint:
+            self._waypoint_id, self._waypoint_bytes, self._since_waypoint = last_id, len(waypoint), 0
         if snapshot:
             self._next_snapshot_s = now_s + max(SNAPSHOT_EVERY_S, len(body) / SNAPSHOT_BYTES_PER_S)
 
@@ -270,7 +290,8 @@ def _scalars(step: Step) -> tuple[float | None, ...]:
     return (step.step_ns, step.loss, step.tokens, total(tuple(step.memory)), total(tuple(step.peak)), step.overhead_ns)
 
 
-def _said(path: Path, error: sqlite3.Error) -> str:
+def said(path: Path, error: sqlite3.Error) -> str:
+    """What went wrong, in a line."""
     text = " ".join(str(error).split())
     if "full" in text:
         return f"cannot write {path}: the disk is full"
@@ -312,9 +333,9 @@ def load_state(path: Path) -> RunState:
     if not path.exists():
         raise RecordingError(f"there is no recording {path}")
     try:
-        db = _open_to_read(path)
+        db = open_to_read(path)
     except sqlite3.Error as error:
-        raise RecordingError(_said(path, error)) from None
+        raise RecordingError(said(path, error)) from None
     with closing(db):
         return _load(db, path)
 
@@ -322,14 +343,19 @@ def load_state(path: Path) -> RunState:
 def last_message_ns(path: Path) -> int | None:
     """Wall clock of the last recorded message in nanoseconds; None when there is none."""
     try:
-        with closing(_open_to_read(path)) as db:
+        with closing(open_to_read(path)) as db:
             row = db.execute("SELECT at_ns FROM log ORDER BY id DESC LIMIT 1").fetchone()
     except sqlite3.Error:
         return None
     return int(row[0]) if row else None
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """The recording for queries, also on a disk that cannot be written.
+
+    Raises:
+        sqlite3.Error: it cannot be read; `said` words it.
+    """
     address = path.absolute().as_uri()
     db = sqlite3.connect(f"{address}?mode=ro", uri=True, timeout=2.0)
     try:
