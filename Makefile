@@ -24,8 +24,13 @@ demo: install
 test: install
 	$(BIN)/python -m pytest -m 'not matrix' $(ARGS)
 
-test-all: install
+test-all: install $(VENV)/.frameworks
 	$(BIN)/python -m pytest $(ARGS)
+
+$(VENV)/.frameworks: $(VENV)/.installed
+	@echo "installing the frameworks that tests train with ..."
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[frameworks]'
+	@touch $@
 
 check: install
 	$(BIN)/ruff check .

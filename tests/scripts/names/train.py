@@ -1,6 +1,7 @@
 """Its modules have the names of ours, and its data is where it is started."""
 
 import sys
+import time
 from pathlib import Path
 
 import runner
@@ -15,7 +16,9 @@ from tui import banner
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    rows = torch.tensor([[float(word) for word in line.split()] for line in Path("data/rows.txt").read_text().splitlines()])
+    rows = torch.tensor(
+        [[float(word) for word in line.split()] for line in Path("data/rows.txt").read_text().splitlines()]
+    )
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -29,5 +32,5 @@ if __name__ == "__main__":
         optimizer.step()
         if dist.get_rank() == 0:
             telemetry.log(step, loss)
-    dist.barrier()
+    time.sleep(0.3)  # as in toy.py
     dist.destroy_process_group()

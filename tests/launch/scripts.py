@@ -1,15 +1,23 @@
-"""A script on several ranks without us: plain Python, in the environment that torchrun gives."""
+"""Scripts on several ranks: by Python alone, in the environment that torchrun gives, and by the installed program."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from tests.e2e.conftest import Program
+
+TIMED = re.compile(rb"^(\[rank\d+\]:)?\[?[IWE]\d{4} .*\n", re.MULTILINE)
+"""Lines of PyTorch's own logs, which begin with the time."""
+OWN_PID = re.compile(rb"^pid \d+$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -19,8 +27,21 @@ class Ended:
     codes: list[int]
     logs: list[bytes]
 
+    @property
+    def said(self) -> list[bytes]:
+        """The logs without what differs from run to run."""
+        return [OWN_PID.sub(b"pid", TIMED.sub(b"", log)) for log in self.logs]
 
-def run_plain(
+    @property
+    def losses(self) -> dict[int, float]:
+        """Step -> loss, from the script's own lines in the log of rank 0."""
+        words = (
+            line.split() for line in self.logs[0].decode(errors="replace").splitlines() if line.startswith("loss ")
+        )
+        return {int(step): float.fromhex(value) for _, step, value in words}
+
+
+def run_alone(
     words: Sequence[str],
     folder: Path,
     ranks: int = 2,
@@ -89,3 +110,18 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> lis
                     if left < 0:
                         raise
     return [process.returncode for process in processes]
+
+
+def run_watched(program: Program, words: Sequence[str], ranks: int = 2, code: int = 0) -> tuple[dict[str, Any], Ended]:
+    """What `run --json` says of it, and what is left of its ranks."""
+    document = program.json("run", "--headless", "--nproc", str(ranks), *words, code=code)
+    return document, left_by(program, document, ranks)
+
+
+def left_by(program: Program, document: dict[str, Any], ranks: int = 2) -> Ended:
+    folder = Path(program.environment["FSDP_TUI_HOME"]) / "runs" / document["run"]["id"] / "logs"
+    codes = document["run"]["exit_codes"]
+    return Ended(
+        [codes[str(rank)] for rank in range(ranks)],
+        [(folder / f"rank-{rank}.log").read_bytes() for rank in range(ranks)],
+    )
