@@ -601,7 +601,7 @@ def doing(at: Progress) -> str:
     unit = "DDP's buckets" if at.unit == BUCKETS else at.unit
     called = f"{at.kind.replace('_', '-')}{f' of {unit}' if unit else ''}" if at.kind else ""
     if at.inside and called:
-        return f"waits in the {called} ({at.phase}), its {at.calls:,}th collective"
+        return f"waits in the {called} ({at.phase}), collective {at.calls:,}"
     doing = f"is {IN_PHASE.get(at.phase, at.phase)}"
     return f"{doing}, {at.calls:,} collectives behind it, the last the {called}" if called else doing
 

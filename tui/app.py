@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from textual.timer import Timer
 
 from fsdp_tui.telemetry.launch import LaunchSpec, command_text
 from fsdp_tui.telemetry.messages import ENDED
+from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.tui.keys import bindings_of, keys_for, shown
 from fsdp_tui.tui.pace import Pace
@@ -24,6 +26,7 @@ from fsdp_tui.tui.screens.comm import CommScreen
 from fsdp_tui.tui.screens.compare import CompareScreen
 from fsdp_tui.tui.screens.details import write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
+from fsdp_tui.tui.screens.note import AskNote
 from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.screens.runs import RunsScreen, strategy
 from fsdp_tui.tui.screens.step import StepScreen
@@ -213,8 +216,8 @@ class Dashboard(App[int]):
         for stack in self._screen_stacks.values():
             yield from stack
 
-    def command(self, kind: str) -> None:
-        """Passes "stop", "pause", "resume" or "capture" to the open run, and says what came of it."""
+    def command(self, kind: str, ranks: Sequence[int] = ()) -> None:
+        """Passes "stop", "pause", "resume", "capture" or "stacks" to the open run, and says what came of it."""
         if self.feed is None:
             return
         said = {
@@ -222,6 +225,7 @@ class Dashboard(App[int]):
             "pause": "holding: all ranks wait after the step they agree on",
             "resume": "the training goes on",
             "capture": "the next step is captured; when it is there, the Step screen (2) shows it and an event says so",
+            "stacks": "asked: its stack is shown as soon as it answers; a process that is stopped does not",
         }[kind]
 
         def answered(problem: str) -> None:
@@ -229,7 +233,7 @@ class Dashboard(App[int]):
                 self.notify, problem or said, severity="error" if problem else "information", markup=False
             )
 
-        self.feed.command(kind, answered)
+        self.feed.command(kind, answered, ranks)
 
     def launch(self, spec: LaunchSpec, done: Callable[[str], None]) -> None:
         """Starts a training in a thread; then opens it, or calls `done` with why it did not start."""
@@ -264,6 +268,26 @@ class Dashboard(App[int]):
         screen = self.screen
         if isinstance(screen, LaunchScreen):
             screen.fill(spec, focus="strategy")
+
+    def entry_now(self, entry: RunEntry) -> RunEntry:
+        """What is known by now of a run that was listed before."""
+        return next((other for other in self.entries if other.id == entry.id), entry)
+
+    def ask_note(self, entry: RunEntry) -> None:
+        """Asks for a run's note and keeps it."""
+
+        def answered(note: Note | None) -> None:
+            if note is None:
+                return
+            try:
+                self.services.save_note(entry, note)
+            except RunError as error:
+                self.notify(str(error), title="not kept", severity="error", markup=False)
+                return
+            self.entries = [replace(other, note=note) if other.id == entry.id else other for other in self.entries]
+            self.tick()
+
+        self.push_screen(AskNote(entry.name, self.entry_now(entry).note), answered)
 
     def forget(self, entry: RunEntry) -> None:
         """Deletes a run.

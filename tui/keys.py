@@ -45,6 +45,7 @@ KEYS: tuple[Key, ...] = (
     Key("runs.open", "enter", "open", "open", "Open the run: a live one as it trains, a recorded one as it ended.", (RUNS,), "run"),
     Key("runs.mark", "space", "mark", "mark", "Mark the run for comparing; the first one marked is the baseline.", (RUNS,)),
     Key("runs.delete", "d,delete", "delete", "delete", "Delete the run and everything recorded of it. Asks first.", (RUNS,), "run"),
+    Key("note", "n", "note", "note", "Write a note on the run, or tags; they are kept with its recording, and / finds tag:NAME.", (RUNS, RUN), "run"),
     Key("runs.unfilter", "escape", "back", "end filter", "Ends the filter: all runs are shown again.", (RUNS,), footer=False),
     # Comm
     Key("comm.metric", "x", "metric", "metric", "What the colours say: lateness, exposed time, duration, bus bandwidth.", (COMM,), "view"),
@@ -59,7 +60,7 @@ KEYS: tuple[Key, ...] = (
     Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN, COMM), "view"),
     Key("run.open", "enter", "open", "details", "Details of the focused pane: all memory of a rank, all verdicts, a unit's calls, all events.", (RUN,)),
     Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN, STEP, COMM), "view"),
-    Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; units: unit:pattern; runs: a pattern; ! inverts.", (RUN, RUNS, COMM), "view"),
+    Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; units: unit:pattern; runs: a pattern, tag:NAME; ! inverts.", (RUN, RUNS, COMM), "view"),
     Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS, COMM), "view"),
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
     Key("run.stop", "x,ctrl+k", "stop", "stop run", "Stop the training on all ranks at one step. Asks first.", (RUN,), "run"),
@@ -91,6 +92,7 @@ KEYS: tuple[Key, ...] = (
     # Rank and logs
     Key("rank.previous", "left,left_square_bracket", "previous", "previous rank", "The rank before.", (RANK, LOGS, CALLS)),
     Key("rank.next", "right,right_square_bracket", "next", "next rank", "The rank after.", (RANK, LOGS, CALLS)),
+    Key("rank.stack", "s", "stack", "stack", "Ask the rank what it is doing: the stack of its training thread, also while it hangs in a collective.", (RANK,), "run"),
     Key("logs.follow", "f", "follow", "follow", "Stay at the end as new lines come, or stay here.", (LOGS,), "view"),
     Key("logs.search", "slash", "filter", "search", "Find lines by a pattern.", (LOGS,), "view"),
     Key("logs.next", "n", "next_match", "next match", "The next line that matches.", (LOGS,)),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from fsdp_tui.telemetry.launch import LaunchSpec
 from fsdp_tui.telemetry.machine import Machine, this_machine
+from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.presets import Listing, Preset
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.view import RunView
@@ -35,8 +36,8 @@ class RunSource(Protocol):
 
     def view(self) -> RunView: ...
 
-    def command(self, kind: str) -> object:
-        """Asks all ranks to "stop", "pause", "resume" or "capture".
+    def command(self, kind: str, ranks: Sequence[int] = ()) -> object:
+        """Asks all ranks to "stop", "pause", "resume" or "capture", or these for their "stacks".
 
         Raises:
             RunError: it was not taken.
@@ -61,6 +62,8 @@ class Services:
     """Raises RunError when there is no such run."""
     open_run: Callable[[RunEntry], RunSource]
     remove: Callable[[RunEntry], None]
+    save_note: Callable[[RunEntry, Note], None]
+    """Raises RunError."""
     start: Callable[[LaunchSpec], tuple[str, Process]]
     """Raises RunError with one line when it did not start."""
     launch_of: Callable[[RunEntry], LaunchSpec]
@@ -90,6 +93,7 @@ def real_services() -> Services:
         find=rundir.resolve,
         open_run=client.open_run,
         remove=rundir.remove,
+        save_note=rundir.write_note,
         start=start,
         launch_of=lambda entry: launch.read_launch(entry.paths).spec,
         presets=presets.listed,
@@ -120,11 +124,14 @@ class Feed:
         self.entry = entry
         self.every_s = every_s
         """At most this often a picture is made."""
+        self.prepare: Callable[[RunView], object] | None = None
+        """Called with each picture in the feed's thread, before it is the latest: what a screen that is open would else
+        work out while keys wait. It must not fail."""
         self.latest: Snapshot | None = None
         self.error = ""
         self._services = services
         self._closed = threading.Event()
-        self._commands: queue.SimpleQueue[tuple[str, Callable[[str], None]]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[str, Sequence[int], Callable[[str], None]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name=f"feed {entry.id}", daemon=True)
         self._thread.start()
 
@@ -133,9 +140,9 @@ class Feed:
         """Whether the run is still going on, as far as is known."""
         return self.latest.live if self.latest else self.entry.live and not self.error
 
-    def command(self, kind: str, answered: Callable[[str], None]) -> None:
+    def command(self, kind: str, answered: Callable[[str], None], ranks: Sequence[int] = ()) -> None:
         """Passes a command to the run. `answered` is called from the feed's thread, with "" or why it was refused."""
-        self._commands.put((kind, answered))
+        self._commands.put((kind, ranks, answered))
 
     def close(self) -> None:
         """Lets go of the run. The thread ends by itself within its next poll."""
@@ -166,7 +173,10 @@ class Feed:
         while not self._closed.is_set():
             due = not source.live or time.monotonic() - taken_s >= self.every_s
             if due and (changed or self.live != source.live):
-                self.latest = Snapshot(self.entry, source.view(), source.live)
+                view, prepare = source.view(), self.prepare
+                if prepare is not None:
+                    prepare(view)
+                self.latest = Snapshot(self.entry, view, source.live)
                 changed, taken_s = False, time.monotonic()
             if not source.live:
                 return
@@ -176,11 +186,11 @@ class Feed:
     def _pass_commands(self, source: RunSource) -> None:
         while True:
             try:
-                kind, answered = self._commands.get_nowait()
+                kind, ranks, answered = self._commands.get_nowait()
             except queue.Empty:
                 return
             try:
-                source.command(kind)
+                source.command(kind, ranks)
             except RunError as error:
                 answered(str(error))
             else:

@@ -100,7 +100,7 @@ def test_a_rank_that_hangs(launch: Launch, capfd: pytest.CaptureFixture[str], mo
         assert stalled.measured >= health.STALLED_NS
         assert "rank 1 is behind" in stalled.what
         assert stalled.reason.startswith("rank 1 is between the phases of a step")
-        assert "rank 0 waits in the all-gather of 0 (forward), its " in stalled.reason
+        assert "rank 0 waits in the all-gather of 0 (forward), collective " in stalled.reason
 
         pids = {rank: known.hello.pid for rank, known in client.state.ranks.items() if known.hello}
         os.kill(pids[1], signal.SIGSTOP)

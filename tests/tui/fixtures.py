@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fsdp_tui.telemetry import presets
@@ -16,14 +16,18 @@ from fsdp_tui.telemetry.messages import (
     Comm,
     Ended,
     Event,
+    Frame,
     Gauge,
     Hello,
     Launched,
     Message,
+    Stack,
     Step,
     Structure,
+    Thread,
     Unit,
 )
+from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.rundir import RunEntry, RunError, RunPaths, UnknownRun
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView
@@ -284,10 +288,15 @@ class FixtureSource:
     def view(self) -> RunView:
         return self.state.view()
 
-    def command(self, kind: str) -> None:
+    def command(self, kind: str, ranks: Sequence[int] = ()) -> None:
         if self.refusal:
             raise RunError(self.refusal)
         self.commands.append(kind)
+        if kind == "stacks":
+            frames = [Frame("/home/me/train.py", 12, "<module>", "loss = model(x)"), Frame("", 0, "all_gather", "")]
+            for rank in ranks:
+                told = Stack(rank=rank, id="1", taken_ns=STARTED_NS + 61 * SECOND, threads=[Thread("training", frames)])
+                self.state.apply(told)
         if kind == "stop":
             self.state.apply(Ended(state="stopped", ended_ns=STARTED_NS, exit_codes={}, stop_rung="agreed"))
             self.live = False
@@ -350,6 +359,9 @@ class World:
             self.removed.append(about.id)
             self.entries = [one for one in self.entries if one.id != about.id]
 
+        def save_note(about: RunEntry, note: Note) -> None:
+            self.entries = [replace(one, note=note) if one.id == about.id else one for one in self.entries]
+
         def launch_of(about: RunEntry) -> LaunchSpec:
             if about.id not in self.launches:
                 raise RunError(f"run {about.id} was not launched from here")
@@ -367,6 +379,7 @@ class World:
             find=find,
             open_run=open_run,
             remove=remove,
+            save_note=save_note,
             start=start,
             launch_of=launch_of,
             presets=presets.listed,

@@ -8,9 +8,10 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
+from fsdp_tui.telemetry.health import doing
+from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture, Stack
 from fsdp_tui.telemetry.peak import why as why_there
-from fsdp_tui.telemetry.view import RankView, adds_up, category, total
+from fsdp_tui.telemetry.view import Progress, RankView, adds_up, category, total
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.keys import RANK, bindings_of
 from fsdp_tui.tui.screens.base import View, title_of
@@ -18,6 +19,9 @@ from fsdp_tui.tui.theme import GROUP_OF, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.chrome import Tabs
 from fsdp_tui.tui.widgets.table import Reader, TableColumn, draw_table, paragraph
+
+IDLE_NS = 5_000_000_000
+"""From so long on it is told that nothing moves."""
 
 
 class RankScreen(View):
@@ -37,14 +41,19 @@ class RankScreen(View):
         snapshot = self.board.snapshot
         run = snapshot.view if snapshot else None
         self.show_header()
-        self.query_one(Tabs).show_notes([[("← → rank   esc back", QUIET)]])
+        self.query_one(Tabs).show_notes([[("← → rank   s stack   esc back", QUIET)]])
         pane = self.query_one("#rank", Reader)
         found = next((rank for rank in run.ranks if rank.rank == self.rank), None) if run else None
         title_of(pane, f"rank {self.rank}")
         if found is None:
             pane.show(lambda width: paragraph(f"rank {self.rank} has not been heard of", width, QUIET))
         else:
-            pane.show(lambda width: write_rank(found, width))
+            pane.show(lambda width: write_rank(found, width, run.started_ns if run else None))
+
+    def action_stack(self) -> None:
+        """Asks the rank what it is doing; the answer is shown here."""
+        if self.going_on("ask"):
+            self.board.command("stacks", (self.rank,))
 
     def action_next(self) -> None:
         self._go(1)
@@ -60,8 +69,8 @@ class RankScreen(View):
             self.on_tick()
 
 
-def write_rank(rank: RankView, width: int) -> list[Row]:
-    """Everything that is known of a rank."""
+def write_rank(rank: RankView, width: int, started_ns: int | None = None) -> list[Row]:
+    """Everything that is known of a rank. `started_ns`: of the run, which its times count from."""
     rows: list[Row] = []
     hello = rank.hello
     if hello is not None:
@@ -79,6 +88,10 @@ def write_rank(rank: RankView, width: int) -> list[Row]:
         width,
         LABEL,
     )
+    if rank.progress is not None and rank.progress.phase:
+        rows += paragraph(_at(rank.progress), width, LABEL)
+    if rank.stack is not None:
+        rows += [crop([], width), *_stack(rank.stack, width, started_ns)]
     rows.append(crop([], width))
     rows += _memory(rank, width)
     if rank.captures:
@@ -92,6 +105,28 @@ def write_rank(rank: RankView, width: int) -> list[Row]:
         rows += paragraph(f"median step: {words}", width, LABEL)
     if rank.gauges or rank.missing:
         rows += [crop([], width), crop([("gauges", STRONG)], width), *_gauges(rank, width)]
+    return rows
+
+
+def _at(at: Progress) -> str:
+    idle = f"; nothing has moved for {fmt.duration(at.idle_ns)}" if at.idle_ns >= IDLE_NS else ""
+    return f"at its last heartbeat it {doing(at)}{idle}"
+
+
+def _stack(stack: Stack, width: int, started_ns: int | None) -> list[Row]:
+    """Each thread's calls, the innermost first: that is where it stands."""
+    since = f" at {fmt.clock(max(0, stack.taken_ns - started_ns))}" if started_ns is not None else ""
+    rows = [crop([(f"what it was doing{since}", STRONG), (", innermost call first", QUIET)], width)]
+    for thread in stack.threads:
+        if len(stack.threads) > 1:
+            rows.append(crop([(thread.name, QUIET)], width))
+        for frame in reversed(thread.frames):
+            place = f"{frame.file}:{frame.line}" if frame.file else ""
+            room = max(12, width - len(frame.function) - 4)
+            place = place if len(place) <= room else f"…{place[1 - room :]}"
+            rows.append(crop([("  ", QUIET), (frame.function, LABEL), (f"  {place}", QUIET)], width))
+            if frame.code:
+                rows.append(crop([(f"    {frame.code}", STRONG)], width))
     return rows
 
 
