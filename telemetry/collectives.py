@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fsdp_tui.telemetry.mesh import Along, along_dimensions
 from fsdp_tui.telemetry.messages import Comm
 
 Floats = NDArray[np.float64]
@@ -42,6 +43,8 @@ class CommStep(msgspec.Struct):
     """Ranks that take part in the calls of each key; 0: not known."""
     reductions: bytes = b""
     """Ranks x (duration, exposed) of DDP's buckets together; empty when no rank has told."""
+    along: list[Along] = []
+    """The same calls by dimension of the mesh, where there are several."""
 
     def matrix(self, name: str) -> Floats:
         """`duration`, `exposed` or `late`: (ranks, keys), in ns."""
@@ -100,6 +103,7 @@ def sum_collectives(step: int, by_rank: Mapping[int, Comm], groups: Groups, worl
         late=late.tobytes(),
         group_sizes=_group_sizes(by_rank, groups, keys),
         reductions=spans.tobytes() if np.isfinite(spans).any() else b"",
+        along=along_dimensions(by_rank, groups),
     )
 
 

@@ -98,6 +98,7 @@ def show(run: RunView) -> dict[str, Any]:
             "duration_ns": run.comm.duration_ns,
             "buckets_ns": run.comm.buckets_ns,
             "buckets_exposed_ns": run.comm.buckets_exposed_ns,
+            "dimensions": [along._asdict() for along in run.dimensions],
         },
         "lateness": None
         if run.lateness is None

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median, median_low
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from fsdp_tui.telemetry.bandwidth import ALL_REDUCE
 from fsdp_tui.telemetry.collectives import FIRST_BUCKET, CommStep, sum_collectives
 from fsdp_tui.telemetry.grid import CommGrid
 from fsdp_tui.telemetry.medians import CollectiveMedians
+from fsdp_tui.telemetry.mesh import dimensions
 from fsdp_tui.telemetry.messages import (
     CATEGORIES,
     COLLECTIVES,
@@ -74,7 +76,7 @@ DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"
 """Memory category -> the reading of a `Gauge` that it is."""
 
 
-class RankState(msgspec.Struct):
+class RankState(msgspec.Struct, dict=True):
     """What is kept of one rank."""
 
     hello: Hello | None = None
@@ -405,6 +407,7 @@ class RunState(msgspec.Struct, dict=True):
             grid=self._grid(names),
             forwards=_usual_count(self._leader(), "forwards"),
             backwards=_usual_count(self._leader(), "backwards"),
+            dimensions=dimensions([step.along for step in self.comm_window]),
             comm_alike=stats.steps / len(self.comm_window) if self.comm_window else None,
         )
         return verdicts.judged(picture)
@@ -426,7 +429,7 @@ class RunState(msgspec.Struct, dict=True):
         return kept
 
     def _rank_view(self, rank: int, state: RankState, exposed_ns: tuple[int | None, ...]) -> RankView:
-        last, window = state.last, state.window[-STEP_WINDOW:]
+        last, medians = state.last, _step_medians(state)
         units = state.structure.units if state.structure else []
         seen = [
             at for at in (last.ended_ns if last else None, state.beat.sent_ns if state.beat else None) if at is not None
@@ -442,9 +445,9 @@ class RunState(msgspec.Struct, dict=True):
             highest_bytes=state.highest,
             structure=state.structure,
             peak_units=last.peak_units if last else None,
-            step_ns=_median_known([step.step_ns for step in window]),
-            phases_ns=_median_columns([tuple(step.phases_ns) for step in window or ([last] if last else [])]),
-            overhead_ns=_median_known([step.overhead_ns for step in window]),
+            step_ns=medians.step_ns,
+            phases_ns=medians.phases_ns,
+            overhead_ns=medians.overhead_ns,
             seen_ns=max(seen, default=None),
             paused=state.beat is not None and state.beat.paused and self.ended is None,
             sent=state.beat.sent if state.beat else 0,
@@ -591,6 +594,28 @@ def _with_device(memory: Sequence[int | None], gauge: Gauge | None) -> Column:
         if value is not None and at < len(column) and column[at] is None:
             column[at] = int(value)
     return tuple(column)
+
+
+class StepMedians(NamedTuple):
+    """Of one rank's steps."""
+
+    step_ns: int | None
+    phases_ns: tuple[int | None, ...]
+    overhead_ns: int | None
+
+
+def _step_medians(state: RankState) -> StepMedians:
+    """Worked out anew with each step only: heartbeats and readings make pictures too. No part of what `dump` writes."""
+    kept: tuple[Step | None, StepMedians] | None = state.__dict__.get("kept_medians")
+    if kept is None or kept[0] is not state.last:
+        last, window = state.last, state.window[-STEP_WINDOW:]
+        medians = StepMedians(
+            _median_known([step.step_ns for step in window]),
+            _median_columns([tuple(step.phases_ns) for step in window or ([last] if last else [])]),
+            _median_known([step.overhead_ns for step in window]),
+        )
+        kept = state.__dict__["kept_medians"] = (last, medians)
+    return kept[1]
 
 
 def _median_known(values: Sequence[int | None]) -> int | None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsdp_tui.telemetry.grid import CommGrid
+from fsdp_tui.telemetry.mesh import Dimension
 from fsdp_tui.telemetry.messages import (
     CATEGORIES,
     TOTAL_CATEGORIES,
@@ -337,6 +338,8 @@ class RunView:
     """Median over ranks of each rank's, in the order of COMM_PHASES."""
     lateness: Lateness | None = None
     """None: not known, or there is nobody to be late for."""
+    dimensions: tuple[Dimension, ...] = ()
+    """Collectives by dimension of the device mesh; empty when all run along one."""
     forwards: int | None = None
     """Per step: of the model, with gradients."""
     backwards: int | None = None
