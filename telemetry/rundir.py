@@ -1,9 +1,9 @@
 """Where runs live on disk, and how a run is found.
 
 A run has two places. What is kept, `home()/runs/<id>/`: `launch.json` (what was asked for), `summary.json` (what a list
-of runs shows), `run.db` (the recording) and `logs/`. What lives, `runtime()/<id>/`: `run.json` and `view.json` (how to
-reach the hub), the sockets, and `lock`, which the hub holds: the kernel releases it even after kill -9, so that the lock,
-and not a file, says whether a run is live.
+of runs shows), `run.db` (the recording), `note.json` (what a person wrote on it) and `logs/`. What lives,
+`runtime()/<id>/`: `run.json` and `view.json` (how to reach the hub), the sockets, and `lock`, which the hub holds: the
+kernel releases it even after kill -9, so that the lock, and not a file, says whether a run is live.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from fsdp_tui.telemetry.messages import ENDED, PROTOCOL
+from fsdp_tui.telemetry.notes import Note, NoteError, read_note
 from fsdp_tui.telemetry.places import RunError as RunError
 from fsdp_tui.telemetry.places import home as home
 from fsdp_tui.telemetry.places import make_runtime as make_runtime
@@ -34,6 +35,9 @@ SOCKET_PATH_MAX = 107
 SOCKETS = ("up", "ranks", "pub", "view", "control")
 VIEWER_SOCKETS = ("pub", "view")
 RUN_ID = re.compile(r"\d{8}-\d{6}-[a-z2-7]{4}")
+
+
+NO_NOTE = Note()
 
 
 class HomeError(RunError):
@@ -134,6 +138,7 @@ class RunEntry:
     problem: str
     """One line on what is wrong with the run or its files; empty when nothing is."""
     paths: RunPaths
+    note: Note = NO_NOTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,10 @@ class RunPaths:
     @property
     def summary(self) -> Path:
         return self.kept / "summary.json"
+
+    @property
+    def note(self) -> Path:
+        return self.kept / "note.json"
 
     @property
     def recording(self) -> Path:
@@ -407,6 +416,10 @@ def _entry(paths: RunPaths) -> RunEntry:
             read_run_file(paths.run_file)
         except RunError as error:
             problem = str(error)
+    try:
+        note = read_note(paths.note)
+    except NoteError as error:
+        note, problem = Note(), problem or str(error)
     if summary is None:
         return RunEntry(
             id=paths.id,
@@ -423,6 +436,7 @@ def _entry(paths: RunPaths) -> RunEntry:
             loss=None,
             problem=problem,
             paths=paths,
+            note=note,
         )
     state = summary.state
     if state not in ENDED and not live:
@@ -444,6 +458,7 @@ def _entry(paths: RunPaths) -> RunEntry:
         loss=summary.loss,
         problem=problem or summary.reason,
         paths=paths,
+        note=note,
     )
 
 
@@ -505,6 +520,24 @@ def _by_path(path: Path) -> RunEntry:
             return entry_of(path.parent.name)
         raise
     return _entry(RunPaths(found.run_id, Path(found.kept), path.parent))
+
+
+def write_note(entry: RunEntry, note: Note) -> None:
+    """Keeps a note with the run, or removes it when it is empty.
+
+    Raises:
+        HomeError: the run's folder cannot be written.
+        UnknownRun: it is gone.
+    """
+    if not entry.paths.kept.is_dir():
+        raise UnknownRun(f"run {entry.id} is gone: its folder {entry.paths.kept} is not there")
+    if note:
+        write_file(entry.paths.note, msgspec.json.encode(note))
+        return
+    try:
+        entry.paths.note.unlink(missing_ok=True)
+    except OSError as error:
+        raise home_error(entry.paths.note, error) from None
 
 
 # Removal

@@ -19,14 +19,16 @@ from fsdp_tui.telemetry.launch import LaunchSpec, command_text
 from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
-from fsdp_tui.tui.keys import bindings_of, keys_for, shown
+from fsdp_tui.tui.keys import KEYS, bindings_of, keys_for, shown
 from fsdp_tui.tui.pace import Pace
+from fsdp_tui.tui.replay import Place, Replay
 from fsdp_tui.tui.screens.base import Ask, Text, View
 from fsdp_tui.tui.screens.comm import CommScreen
 from fsdp_tui.tui.screens.compare import CompareScreen
 from fsdp_tui.tui.screens.details import write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
 from fsdp_tui.tui.screens.note import AskNote
+from fsdp_tui.tui.screens.replayed import Replayed, newest_ns
 from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.screens.runs import RunsScreen, strategy
 from fsdp_tui.tui.screens.step import StepScreen
@@ -83,6 +85,8 @@ class Dashboard(App[int]):
         entries: the runs that are known, newest first.
         marked: ids of the runs to compare, the baseline first.
         feed: the open run.
+        replay: the visit to its past; None: it is shown as it is now.
+        keys: the table of keys, as they are bound.
         letters: whether charts print letters instead of colours.
     """
 
@@ -117,6 +121,8 @@ class Dashboard(App[int]):
         self.sizes: dict[str, int] = {}
         self.marked: list[str] = []
         self.feed: Feed | None = None
+        self.replay: Replay | None = None
+        self.keys = KEYS
         self.letters = False
         self.still = False
         """Nobody presses keys: the line of keys stays away."""
@@ -145,9 +151,27 @@ class Dashboard(App[int]):
     # The tick
 
     @property
-    def snapshot(self) -> Snapshot | None:
+    def now(self) -> Snapshot | None:
         """The newest picture of the open run."""
         return self.feed.latest if self.feed else None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The picture that is to be shown: the newest, or that of a moment in the past."""
+        now, moment = self.now, self.replay.moment if self.replay else None
+        return replace(now, view=moment.view) if now is not None and moment is not None else now
+
+    @property
+    def place(self) -> Place | None:
+        """Where in the past of the open run one is; None: in the present."""
+        if self.replay is None or self.now is None:
+            return None
+        return self.replay.place(self.now.view.series.steps)
+
+    def clock_ns(self) -> int:
+        """Wall clock of what is shown."""
+        place = self.place
+        return self.services.now_ns() if place is None or place.at_ns is None else place.at_ns
 
     def tick(self) -> None:
         """Draws what is visible with the newest pictures, and takes note of how long that took."""
@@ -155,9 +179,8 @@ class Dashboard(App[int]):
         if not screens:  # it is being left
             return
         began_s = self.services.stopwatch_s()
-        for screen in screens:
-            if isinstance(screen, View) and screen.ready:
-                screen.on_tick()
+        self._play()
+        self._draw()
         if self.pace.drew(self.services.stopwatch_s() - began_s):
             self._set_rate()
         if isinstance(screens[0], RunsScreen) and time.monotonic() - self._listed_s > LIST_EVERY_S:
@@ -204,6 +227,7 @@ class Dashboard(App[int]):
             or self.feed.error
             or (entry.live and not self.feed.live)
         ):
+            self.leave_past()
             if self.feed is not None:
                 self.feed.close()
             self.feed = Feed(self.services, entry, 0.8 / self.pace.hz)
@@ -234,6 +258,48 @@ class Dashboard(App[int]):
             )
 
         self.feed.command(kind, answered, ranks)
+
+    # Its past
+
+    def enter_past(self) -> Replay | None:
+        """The visit to the open run's past, begun when there is none; None, and why, when there is nothing to go back to."""
+        now = self.now
+        if self.replay is not None or self.feed is None or now is None or not len(now.view.series.steps):
+            if self.replay is None:
+                self.notify("no run is open" if self.feed is None else "nothing to go back to: no step has ended yet")
+            return self.replay
+        feed = self.feed
+        self.replay = Replay(self.services, feed.entry, lambda run: feed.prepare(run) if feed.prepare else None)
+        for screen in self._screens():
+            if isinstance(screen, Replayed):
+                screen.frozen = None
+        return self.replay
+
+    def leave_past(self) -> None:
+        """Back to the present."""
+        if self.replay is not None:
+            self.replay.close()
+            self.replay = None
+            self._draw()
+
+    def _play(self) -> None:
+        """Goes on in what is played, up to the present; leaves a past that cannot be read."""
+        replay, now = self.replay, self.now
+        if replay is None or now is None:
+            return
+        if replay.error:
+            self.notify(replay.error, title="cannot go back", severity="error", markup=False)
+            self.leave_past()
+            return
+        at_ns = replay.tick(self.services.now_ns(), now.view.series.steps)
+        if at_ns is not None and at_ns >= newest_ns(now.view):
+            self.notify("played to the end", timeout=2)
+            self.leave_past()
+
+    def _draw(self) -> None:
+        for screen in self.screen_stack:
+            if isinstance(screen, View) and screen.ready:
+                screen.on_tick()
 
     def launch(self, spec: LaunchSpec, done: Callable[[str], None]) -> None:
         """Starts a training in a thread; then opens it, or calls `done` with why it did not start."""
@@ -296,6 +362,7 @@ class Dashboard(App[int]):
             RunError: it is live or cannot be deleted.
         """
         if self.feed is not None and self.feed.entry.id == entry.id:
+            self.leave_past()
             self.feed.close()
             self.feed = None
         self.services.remove(entry)
@@ -388,7 +455,7 @@ class Dashboard(App[int]):
         found = []
         for run_id in self.own:
             if self.feed is not None and self.feed.entry.id == run_id:
-                if self.feed.live and not (self.snapshot and self.snapshot.view.state in ENDED):
+                if self.feed.live and not (self.now and self.now.view.state in ENDED):
                     found.append(self.feed.entry)
                 continue
             try:
@@ -435,6 +502,8 @@ class Dashboard(App[int]):
     def on_unmount(self) -> None:
         if self._ticker is not None:
             self._ticker.stop()
+        if self.replay is not None:
+            self.replay.close()
         if self.feed is not None:
             self.feed.close()
 

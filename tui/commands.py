@@ -35,8 +35,9 @@ from fsdp_tui.telemetry.launch import (
 )
 from fsdp_tui.telemetry.machine import this_machine
 from fsdp_tui.telemetry.messages import ENDED, Capture
+from fsdp_tui.telemetry.notes import NoteError, make_note, split_tags
 from fsdp_tui.telemetry.report import compare, show, stacks
-from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve
+from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve, write_note
 from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
 from fsdp_tui.telemetry.trace import perfetto, plain, summary
 from fsdp_tui.telemetry.view import RunView
@@ -396,7 +397,7 @@ def _runs(parsed: argparse.Namespace) -> int:
                 fmt.count(entry.steps),
                 fmt.number(entry.loss),
                 f"{fmt.duration(now - entry.created_ns)} ago",
-                entry.problem,
+                "  ".join(said for said in (entry.note.line, entry.problem) if said),
             ]
             for entry in entries
         ]
@@ -418,7 +419,29 @@ def _entry(entry: RunEntry) -> dict[str, Any]:
         "planned_steps": entry.planned_steps,
         "loss": entry.loss,
         "problem": entry.problem,
+        "note": entry.note.text,
+        "tags": list(entry.note.tags),
     }
+
+
+def _note(parsed: argparse.Namespace) -> int:
+    """Changes what is given and leaves the rest; without anything given it only tells."""
+    entry = resolve(parsed.run)
+    added, gone = ([tag for word in words or () for tag in split_tags(word)] for words in (parsed.tag, parsed.untag))
+    note = entry.note
+    if parsed.text or added or gone:
+        text = " ".join(parsed.text) if parsed.text else note.text
+        away = {tag.removeprefix("#") for tag in gone}
+        try:
+            note = make_note(text, [tag for tag in (*note.tags, *added) if tag.removeprefix("#") not in away])
+        except NoteError as error:
+            raise CommandError(str(error), exit_code=2) from None
+        write_note(entry, note)
+    if parsed.json:
+        print(json.dumps({"id": entry.id, "note": note.text, "tags": list(note.tags)}))
+    else:
+        print(f"{entry.id}  {note.line or 'no note'}")
+    return 0
 
 
 def _show(parsed: argparse.Namespace) -> int:
@@ -743,6 +766,7 @@ COMMANDS: dict[str | None, Callable[[argparse.Namespace], int]] = {
     "stacks": _stacks,
     "export": _export,
     "compare": _compare,
+    "note": _note,
     "rm": _rm,
     "prune": _prune,
     "presets": _presets,

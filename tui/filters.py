@@ -1,7 +1,8 @@
 """What a person types to see only some ranks or runs.
 
 Ranks: `5`, `8-15`, `node1` (any pattern against host and device), `>90%` (of the device's capacity), several separated
-by commas; `!` in front inverts. Units: `unit:pattern` beside them. Runs: a pattern against id, name, state and strategy.
+by commas; `!` in front inverts. Units: `unit:pattern` beside them. Runs: a pattern against id, name, state, strategy, note
+and tags; `tag:NAME` beside it, several of them together.
 """
 
 from __future__ import annotations
@@ -79,20 +80,26 @@ def _rank_test(word: str) -> RankTest:
 
 
 def run_filter(text: str) -> Callable[[RunEntry], bool]:
-    """Whether a run is to be shown.
+    """Whether a run is to be shown: it has all the tags, and matches the rest of the text.
 
     Raises:
         FilterError: the text is no regular expression.
     """
     text = text.strip()
     inverted = text.startswith("!")
-    words = text.removeprefix("!").strip()
-    if not words:
+    words = text.removeprefix("!").split(" ")
+    tags = [_pattern(word.removeprefix("tag:") or ".*") for word in words if word.startswith("tag:")]
+    rest = " ".join(word for word in words if not word.startswith("tag:")).strip()
+    if not tags and not rest:
         return lambda entry: True
-    pattern = _pattern(words)
-    return lambda entry: (
-        bool(pattern.search(" ".join((entry.id, entry.name, entry.state, entry.strategy, entry.effective)))) != inverted
-    )
+    pattern = _pattern(rest)
+
+    def kept(entry: RunEntry) -> bool:
+        said = (entry.id, entry.name, entry.state, entry.strategy, entry.effective, entry.note.line)
+        tagged = all(any(tag.fullmatch(name) for name in entry.note.tags) for tag in tags)
+        return (tagged and bool(pattern.search(" ".join(said)))) != inverted
+
+    return kept
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -34,6 +34,8 @@ class Key(NamedTuple):
 RUN, RUNS, LAUNCH, COMPARE, LOGS, RANK = "run", "runs", "launch", "compare", "logs", "rank"
 STEP, COMM, CALLS = "step", "comm", "calls"
 PANES = (RUN, COMPARE, RANK)
+OF_RUN = (RUN, STEP, COMM, RANK, CALLS)
+"""Screens of one run, which can be gone back in."""
 
 # fmt: off
 KEYS: tuple[Key, ...] = (
@@ -103,12 +105,24 @@ KEYS: tuple[Key, ...] = (
     Key("launch.presets", "o", "presets", "presets", "Saved launches: load one into the form, or delete it.", (LAUNCH,), "run"),
     Key("launch.save", "s", "save_preset", "save preset", "Save what the form says as a preset: a TOML file that can be committed.", (LAUNCH,), "run"),
     Key("launch.reset", "r", "reset", "reset", "Every field back to its default.", (LAUNCH,), "run"),
+    # The past
+    Key("past.back", "less_than_sign", "past_step(-1)", "back in time", "One recorded step back, into the past. The run goes on meanwhile, and nothing is lost.", OF_RUN, "past"),
+    Key("past.forth", "greater_than_sign", "past_step(1)", "step on", "In the past: one recorded step on; beyond the newest one is the present.", OF_RUN, "past", footer=False),
+    Key("past.back_far", "left_curly_bracket", "past_part(-1)", "a tenth back", "A tenth of the run back.", OF_RUN, "past", footer=False),
+    Key("past.forth_far", "right_curly_bracket", "past_part(1)", "a tenth on", "In the past: a tenth of the run on.", OF_RUN, "past", footer=False),
+    Key("past.event_before", "left_parenthesis", "past_event(-1)", "event before", "Back to the event before: the first step that ended after it.", OF_RUN, "past", footer=False),
+    Key("past.event_after", "right_parenthesis", "past_event(1)", "next event", "In the past: on to the next event.", OF_RUN, "past", footer=False),
+    Key("past.jump", "number_sign", "past_jump", "go to step", "Asks for a step of the run and goes there.", OF_RUN, "past", footer=False),
+    Key("past.begin", "ctrl+home", "past_begin", "first step", "Back to the first recorded step.", OF_RUN, "past", footer=False),
+    Key("past.end", "ctrl+end", "past_end", "now", "Back to the present; escape does it too, and end on the line of time.", OF_RUN, "past", footer=False),
+    Key("past.play", "P", "past_play", "play", "Play the run from the moment that is shown, from its begin when that is the present; or stand still.", OF_RUN, "past", footer=False),
+    Key("past.speed", "F", "past_speed", "speed", "Play at 1, 2, 10 or 100 times the speed at which it was recorded.", OF_RUN, "past", footer=False),
     # Compare
     Key("compare.open", "enter", "open", "open run", "Open the run that the cursor is on.", (COMPARE,)),
     Key("compare.baseline", "b", "baseline", "baseline", "The next run becomes the one that the others are compared with.", (COMPARE,), "view"),
     Key("compare.deltas", "d", "deltas", "differences", "With differences to the baseline, or the bare numbers.", (COMPARE,), "view"),
     # Everywhere
-    Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first.", (RUN, STEP, COMM, CALLS, COMPARE, LOGS, RANK)),
+    Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first, and returns from the past.", (RUN, STEP, COMM, CALLS, COMPARE, LOGS, RANK)),
     Key("show.runs", "0", "show('runs')", "runs", "Live and recorded runs of this machine.", (), "view", footer=False),
     Key("show.run", "1", "show('run')", "run", "The open run: memory, loss, throughput, step, collectives, events.", (), "view", footer=False),
     Key("show.step", "2", "show('step')", "step", "Memory inside one captured step: what is alive when, and why the peak is where it is.", (), "view", footer=False),
@@ -140,6 +154,13 @@ _SHOWN = {
     "right": "→",
     "left_square_bracket": "[",
     "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
+    "left_parenthesis": "(",
+    "right_parenthesis": ")",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "number_sign": "#",
     "full_stop": ".",
     "comma": ",",
     "up": "↑",

@@ -17,6 +17,7 @@ from typing import Protocol
 from fsdp_tui.telemetry.launch import LaunchSpec
 from fsdp_tui.telemetry.machine import Machine, this_machine
 from fsdp_tui.telemetry.notes import Note
+from fsdp_tui.telemetry.past import Past
 from fsdp_tui.telemetry.presets import Listing, Preset
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.view import RunView
@@ -78,6 +79,8 @@ class Services:
     """Wall clock."""
     stopwatch_s: Callable[[], float] = time.perf_counter
     """How long frames take."""
+    open_past: Callable[[RunEntry], Past] = lambda entry: Past(entry.paths.recording)
+    """A run's recording, to go back in; raises RecordingError when there is none."""
 
 
 def real_services() -> Services:

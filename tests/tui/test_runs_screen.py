@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
+from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.tui.screens.base import Ask
 from fsdp_tui.tui.screens.runs import RunsScreen
 
-from .drive import check_golden, dashboard, press, said, settle
+from .drive import check_golden, dashboard, press, said, settle, until
 from .fixtures import STARTED_NS, Recipe, World, entry
 
 
@@ -151,3 +155,69 @@ async def test_the_list_keeps_itself_up_to_date() -> None:
         await settle(pilot)
         assert "newcomer" in app.text()
         assert screen.chosen == before
+
+
+async def test_a_note_is_written_shown_and_found() -> None:
+    """n asks for it; list and Run screen show it; / finds its tags, and what has none by !."""
+    world = a_world()
+    async with dashboard(world, size=(80, 24)) as (app, pilot):
+        await press(pilot, "down", "n", *"base", "space", *"lr", "tab", *"first")
+        await press(pilot, "enter")
+        noted = next(one for one in world.entries if one.name == "zero3")
+        assert noted.note == Note(text="first", tags=("base", "lr"))
+        assert "#base #lr  first" in app.text()
+        await press(pilot, "slash", *"tag:base")
+        assert "zero3" in app.text()
+        assert "zero2" not in app.text()
+        await press(pilot, *["backspace"] * 8, *"!tag:lr")
+        assert "zero2" in app.text()
+        assert "zero3" not in app.text()
+        await press(pilot, "escape", "home", "down", "enter")
+        await until(pilot, lambda: app.snapshot is not None)
+        await settle(pilot)
+        assert "#base #lr  first" in app.text()
+
+
+async def test_escape_leaves_a_note_as_it_was_and_what_is_no_tag_is_said() -> None:
+    """Nothing is written until it is right."""
+    world = a_world()
+    async with dashboard(world) as (app, pilot):
+        await press(pilot, "n", *"a:b", "enter")
+        assert "'a:b' is no tag" in app.text()
+        await press(pilot, "escape")
+        assert not any(one.note for one in world.entries)
+
+
+async def test_two_hundred_runs() -> None:
+    """The list scrolls, finds, sorts and deletes among many, and a frame stays cheap."""
+    world = World()
+    for number in range(200):
+        about = entry(
+            f"run-{number:03}",
+            state="finished",
+            live=False,
+            created_ns=STARTED_NS - number * 60 * 10**9,
+            loss=2 + (number * 37 % 200) / 100,
+            steps=number,
+        )
+        world.entries.append(replace(about, id=f"20231114-{number:06}-aaaa"))
+    async with dashboard(world, size=(80, 24)) as (app, pilot):
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        assert "200 recorded" in app.text()
+        await press(pilot, "end")
+        assert screen.chosen is not None
+        assert screen.chosen.name == "run-199"
+        await press(pilot, *["s"] * 5)
+        assert [one.loss for one in screen._shown] == sorted(one.loss or 0 for one in world.entries)
+        await press(pilot, "slash", *"run-1[0-4]", "enter", "home")
+        assert "150 hidden by the filter" in app.text()
+        gone = screen._shown[0]
+        await press(pilot, "d", "n")
+        assert world.removed == []
+        await press(pilot, "d", "d")
+        assert world.removed == [gone.id]
+        began_s = time.perf_counter()
+        for _ in range(10):
+            screen.on_tick()
+        assert (time.perf_counter() - began_s) / 10 < 0.05

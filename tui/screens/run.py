@@ -15,6 +15,7 @@ from textual.events import Click
 from textual.message import Message
 from textual.widget import Widget
 
+from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.filters import FilterError, RankTest, rank_filter
@@ -44,6 +45,8 @@ from fsdp_tui.tui.widgets.traffic import (
 SORTS = ("rank", "peak", "states", "lateness")
 WINDOWS = (None, 1000, 200, 50)
 """Steps that the charts show; None: all."""
+NOTE_WIDTH = 40
+"""Of a note above the panes; the events pane has it in full."""
 WIDE, MEDIUM = 100, 60
 """From these widths on: two panes side by side everywhere; the charts side by side."""
 
@@ -125,7 +128,6 @@ class RunScreen(Banded):
         self.log_scale = False
         self.window = 0
         self.at_peak = True
-        self.frozen: Snapshot | None = None
         self.rank = 0
         """The one that the cursor is on."""
         self._keep: RankTest = rank_filter("")
@@ -188,6 +190,7 @@ class RunScreen(Banded):
             self.rank,
             self._keep,
             self.zoomed,
+            self._note,
         )
         if run is self._drawn_run and key == self._drawn:
             return
@@ -207,9 +210,21 @@ class RunScreen(Banded):
         text = self.filter_text
         if text:
             notes.append([(f"ranks: {text}", Ink("ok"))])
+        if line := self._note.line:
+            notes.append([(line if len(line) <= NOTE_WIDTH else fmt.fit(line, NOTE_WIDTH), LABEL)])
         notes.append([(f"sort: {SORTS[self.sort]} {'▴' if self.reverse else '▾'}", QUIET)])
         notes.append([(f"{self.board.pace.hz:g} Hz", QUIET)])
         return notes
+
+    @property
+    def _note(self) -> Note:
+        """What a person wrote on the run."""
+        feed = self.board.feed
+        return self.board.entry_now(feed.entry).note if feed is not None else Note()
+
+    def action_note(self) -> None:
+        if self.board.feed is not None:
+            self.board.ask_note(self.board.feed.entry)
 
     @property
     def filter_text(self) -> str:
@@ -346,8 +361,12 @@ class RunScreen(Banded):
         collectives.empty = no_collectives(run)
         collectives.show_columns(collective_columns(run) if run else [])
         title_of(events, f"events · {len(run.events):,}" if run else "events")
+        note = self._note
         events.show(
-            lambda width: write_events(run, width) if run and run.events else paragraph("no events", width, QUIET)
+            lambda width: [
+                *(paragraph(note.line, width, first=[("note  ", QUIET)]) if note else []),
+                *(write_events(run, width) if run and run.events else paragraph("no events", width, QUIET)),
+            ]
         )
 
     def _status(self, run: RunView | None, width: int) -> list[Row]:
@@ -389,10 +408,6 @@ class RunScreen(Banded):
 
     def on_descendant_focus(self) -> None:
         self._drawn = ()
-        self.on_tick()
-
-    def action_freeze(self) -> None:
-        self.frozen = None if self.frozen else self.board.snapshot
         self.on_tick()
 
     def action_sort(self) -> None:
@@ -462,7 +477,7 @@ class RunScreen(Banded):
     def action_hold(self) -> None:
         if not self.going_on("hold"):
             return
-        if self.board.snapshot and self.board.snapshot.view.state == "paused":
+        if self.board.now and self.board.now.view.state == "paused":
             self.board.command("resume")
             return
         self.board.ask(

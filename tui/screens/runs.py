@@ -28,7 +28,7 @@ class RunsScreen(View):
 
     KIND = RUNS
     BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(RUNS))
-    FILTER_HINT = "runs: a pattern of id, name, state or strategy; !inverts"
+    FILTER_HINT = "runs: a pattern of id, name, state, strategy or note; tag:NAME; !inverts"
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,10 +83,12 @@ class RunsScreen(View):
         if entry is None:
             return crop([], width)
         row: Row = [(f" {entry.id}", QUIET)]
+        if entry.note:
+            row.append((f"  {fmt.fit(entry.note.line, max(0, min(len(entry.note.line), width - 24)))}", LABEL))
         if entry.problem:
             row.append(
                 (
-                    f"  {state_mark(entry.state).glyph} {fmt.fit(entry.problem, max(1, width - len(entry.id) - 5))}",
+                    f"  {state_mark(entry.state).glyph} {fmt.fit(entry.problem, max(1, width - sum(len(text) for text, _ in row) - 4))}",
                     Ink("warn"),
                 )
             )
@@ -136,6 +138,10 @@ class RunsScreen(View):
     def action_restart(self) -> None:
         if self.chosen is not None:
             self.board.prepare_launch(self.chosen)
+
+    def action_note(self) -> None:
+        if self.chosen is not None:
+            self.board.ask_note(self.chosen)
 
     def action_mark(self) -> None:
         entry = self.chosen
@@ -197,6 +203,8 @@ class RunsScreen(View):
 def columns(entries: list[RunEntry], marked: list[str], sizes: dict[str, int], now_ns: int) -> list[TableColumn]:
     """A row per run."""
     marks = [state_mark(entry.state) for entry in entries]
+    # A run that has a note is known to whoever wrote it: its problem is in the line below the list.
+    notes = [(e.note.line, LABEL) if e.note else (e.problem, Ink("warn")) for e in entries]
     return [
         TableColumn(
             "",
@@ -215,8 +223,10 @@ def columns(entries: list[RunEntry], marked: list[str], sizes: dict[str, int], n
             need=4,
         ),
         TableColumn("size", [fmt.size(sizes.get(entry.id)) for entry in entries], need=6),
-        TableColumn("", [(entry.problem, Ink("warn")) for entry in entries], left=True, need=5, least=12)
-        if any(entry.problem for entry in entries)
+        TableColumn("note", notes, left=True, need=2, least=12)
+        if any(entry.note for entry in entries)
+        else TableColumn("", notes, left=True, need=5, least=12)
+        if any(text for text, _ in notes)
         else TableColumn("", ["" for _ in entries], need=9),
     ]
 
