@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from textual.widget import Widget
 
-from fsdp_tui.tui.screens.base import View
+from fsdp_tui.tui.screens.replayed import Replayed
 
 
 class Band(NamedTuple):
@@ -53,7 +53,7 @@ def fit_bands(bands: Sequence[Band], room: int) -> tuple[dict[str, int], list[st
     return heights, below
 
 
-class Banded(View):
+class Banded(Replayed):
     """A screen of panes in bands: ids of BANDS inside `#body`, one of whose panes may take all the room.
 
     Attributes:

@@ -57,8 +57,14 @@ class View(Screen[None]):
                 board.services.now_ns(),
                 name=board.feed.entry.name if board.feed else "",
                 problem=board.feed.error if board.feed else "",
+                past=board.place,
+                now=board.now.view if board.now else None,
             )
         )
+
+    def foot(self) -> Iterable[Widget]:
+        """Lines between the panes and the keys."""
+        return ()
 
     def on_filter(self, text: str) -> str:
         """Takes a filter while it is typed; returns why it is none, or ""."""
@@ -73,6 +79,7 @@ class View(Screen[None]):
                 yield Static("/", id="filter-slash")
                 yield Input(placeholder=self.FILTER_HINT, compact=True, select_on_focus=False, id="filter-text")
                 yield Static("", id="filter-problem")
+        yield from self.foot()
         yield KeyBar(self.KIND)
 
     _composed = False
@@ -149,7 +156,7 @@ class View(Screen[None]):
 
     def going_on(self, word: str) -> bool:
         """Whether the open run still trains; else says that there is nothing to `word`."""
-        snapshot = self.board.snapshot
+        snapshot = self.board.now
         if snapshot is not None and snapshot.live and snapshot.view.state not in ENDED:
             return True
         self.app.notify(f"this run is over: nothing to {word}" if snapshot else "no run is open")

@@ -10,8 +10,9 @@ from textual.widget import Widget
 
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui.keys import CALLS, bindings_of
-from fsdp_tui.tui.screens.base import Text, View, title_of
+from fsdp_tui.tui.screens.base import Text, title_of
 from fsdp_tui.tui.screens.details import write_collective
+from fsdp_tui.tui.screens.replayed import Replayed
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import QUIET
 from fsdp_tui.tui.widgets.chrome import Tabs
@@ -20,7 +21,7 @@ from fsdp_tui.tui.widgets.table import Table
 from fsdp_tui.tui.widgets.traffic import no_collectives
 
 
-class CallsScreen(View):
+class CallsScreen(Replayed):
     """Opened on a rank and a unit of the Comm screen.
 
     Attributes:

@@ -72,7 +72,6 @@ class CommScreen(Banded):
         self.each = False
         """Every rank and unit has a cell of its own, and the map scrolls."""
         self.spot: Spot | None = None
-        self.frozen: Snapshot | None = None
         self.map: CommMap | None = None
         self._keep: RankTest = rank_filter("")
         self._keep_unit: UnitTest = split_unit_filter("")[1]
@@ -87,6 +86,9 @@ class CommScreen(Banded):
             id="body",
             can_focus=False,
         )
+
+    def on_mount(self) -> None:
+        title_of(self.query_one("#waiting"), "who waits for whom")
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -109,6 +111,8 @@ class CommScreen(Banded):
         if not self.ready:
             return
         self.show_header()
+        if self.board.feed is not None:
+            self.board.feed.prepare = self._prepare
         self.query_one(Tabs).show_notes(self._notes())
         run = self.run
         key = (
@@ -123,16 +127,31 @@ class CommScreen(Banded):
         )
         if run is self._drawn_run and key == self._drawn:
             return
-        self._drawn_run = run
+        before, self._drawn_run = self._drawn_run, run
+        waiting = self.query_one("#waiting", Pane)
+        waiting.show(lambda width, height, letters: write_waiting(run, width, height) if run else [])
+        if key == self._drawn and looks_alike(before, run):
+            return
         self.set_class(self.size.width >= WIDE, "-wide")
         self._show_map(run)
         self._drawn = (*key[:3], self.spot, *key[4:])
         self.lay_out(self._bands(run))
         self._show_cell(run)
         self._show_units(run)
-        waiting = self.query_one("#waiting", Pane)
-        title_of(waiting, "who waits for whom")
-        waiting.show(lambda width, height, letters: write_waiting(run, width, height) if run else [])
+
+    def on_screen_suspend(self) -> None:
+        """Another screen is open: nobody needs figures per rank and unit."""
+        if self.board.feed is not None:
+            self.board.feed.prepare = None
+
+    def _prepare(self, run: RunView) -> None:
+        """Works out what the next tick shows, in the feed's thread."""
+        choice, spot, below = self.choice, self.spot, "units-band" in self.below
+        run.grid.figures(choice.metric, choice.selection).excess  # noqa: B018
+        for metric in METRICS if not below else ():
+            run.grid.figures(metric).excess  # noqa: B018
+        if spot is not None:
+            self._calls(run, spot)
 
     def _notes(self) -> list[Row]:
         choice = self.choice
@@ -274,10 +293,6 @@ class CommScreen(Banded):
         self.on_tick()
         self.focus_first()
 
-    def action_freeze(self) -> None:
-        self.frozen = None if self.frozen else self.board.snapshot
-        self.on_tick()
-
     def action_copy(self) -> None:
         run = self.run
         if run is not None and self.spot is not None:
@@ -303,6 +318,14 @@ class CommScreen(Banded):
     def on_descendant_focus(self) -> None:
         super().on_descendant_focus()
         self.on_tick()
+
+
+def looks_alike(before: RunView | None, now: RunView | None) -> bool:
+    """Whether the map of one picture is that of the other: no step has been told of since."""
+    if before is None or now is None or before.grid is not now.grid or len(before.ranks) != len(now.ranks):
+        return False
+    kinds = [{verdict.kind for verdict in run.verdicts} for run in (before, now)]
+    return before.lateness == now.lateness and kinds[0] == kinds[1]
 
 
 def _after(choices: tuple[_T, ...], now: _T) -> _T:

@@ -8,13 +8,14 @@ from typing import ClassVar
 from textual.binding import BindingType
 from textual.widget import Widget
 
-from fsdp_tui.telemetry.health import doing
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture, Stack
 from fsdp_tui.telemetry.peak import why as why_there
+from fsdp_tui.telemetry.stalls import doing
 from fsdp_tui.telemetry.view import Progress, RankView, adds_up, category, total
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.keys import RANK, bindings_of
-from fsdp_tui.tui.screens.base import View, title_of
+from fsdp_tui.tui.screens.base import title_of
+from fsdp_tui.tui.screens.replayed import Replayed
 from fsdp_tui.tui.theme import GROUP_OF, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.chrome import Tabs
@@ -24,7 +25,7 @@ IDLE_NS = 5_000_000_000
 """From so long on it is told that nothing moves."""
 
 
-class RankScreen(View):
+class RankScreen(Replayed):
     """Opened on a rank of the Run screen."""
 
     KIND = RANK

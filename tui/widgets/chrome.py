@@ -12,6 +12,7 @@ from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.keys import KEYS, Key, keys_for, shown
+from fsdp_tui.tui.replay import Place
 from fsdp_tui.tui.theme import STATE_MARKS, Ink, StateMark
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Chart, Row, crop, row_width
 
@@ -75,6 +76,10 @@ class HeaderFacts:
     title: str = ""
     """Of a screen that is not about one run, with a few words about it."""
     about: str = ""
+    past: Place | None = None
+    """Where in its past the run is shown; None: as it is now."""
+    now: RunView | None = None
+    """How it goes meanwhile."""
 
 
 class _Part(NamedTuple):
@@ -114,14 +119,18 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
     precision = str(options.get("precision") or "")
     changed = "→" in strategy_text(run)
     own = overridden(run)
+    state = [(f"{mark.glyph} {mark.word}{extra}", Ink(mark.role, bold=True))]
+    if facts.past is not None:
+        state, steps, until = [(past_text(facts.past, facts.now or run, facts.now_ns), Ink("warn", bold=True))], "", 0
+        right = now_text(facts.now or run)
     parts = [
-        _Part(0, [(f"{mark.glyph} {mark.word}{extra}", Ink(mark.role, bold=True))]),
+        _Part(0, state),
         _Part(2, [(run.name or "unnamed", STRONG)]),
         _Part(3, [(strategy_text(run), Ink("warn") if changed else LABEL)]),
         _Part(5, [(f"script: {own}", QUIET)] if own else []),
         _Part(7, [(precision, LABEL)] if precision else []),
         _Part(4, [(ranks_text(run), LABEL)]),
-        _Part(1, [(steps, LABEL)]),
+        _Part(1, [(steps, LABEL)] if steps else []),
         _Part(6, [(fmt.clock(until - run.started_ns), LABEL)] if run.started_ns and until >= run.started_ns else []),
     ]
     # How old the data are is said in fewer words before the strategy goes; the strategy goes before the age does.
@@ -140,6 +149,22 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
         text, ink = row.pop()
         row.append((fmt.fit(text, max(0, width - row_width(row))), ink))
     return crop([*row, (" " * max(0, width - row_width(row) - len(wide) - 1), LABEL), (wide, QUIET)], width)
+
+
+def past_text(place: Place, now: RunView, now_ns: int) -> str:
+    """That a moment of the past is shown, and which: "▮▮ step 120 of 400 · 00:12:30 ago"."""
+    sign = f"▶ {place.speed}×" if place.playing else "▮▮"
+    ended = now.ended.ended_ns if now.ended else None
+    words = "before the end" if ended is not None else "ago"
+    since = (ended if ended is not None else now_ns) - place.at_ns if place.at_ns is not None else None
+    when = "…" if since is None or place.fetching else f"{fmt.clock(max(0, since))} {words}"
+    return f"{sign} step {place.step:,} of {place.last:,} · {when}"
+
+
+def now_text(now: RunView) -> str:
+    """How the run goes meanwhile."""
+    mark = state_mark(now.state)
+    return f"now {mark.glyph} {mark.word}" + (f" step {now.steps:,}" if now.state not in ENDED else "")
 
 
 def _width(parts: Sequence[_Part]) -> int:

@@ -160,29 +160,10 @@ def worst_rank(figures: Figures, ranks: Sequence[int], place: int) -> int:
     return ranks[int(np.argmax(np.where(known, values, -np.inf)))]
 
 
-def excess(figures: Figures, ranks: Sequence[int]) -> Floats:
-    """(ranks, places): how much worse each is than the usual rank there; NaN where not known."""
-    behind = figures.cells[list(ranks)] - usual_rank(figures, ranks)
-    return -behind if figures.worst_is_low else behind
-
-
-def usual_rank(figures: Figures, ranks: Sequence[int]) -> Floats:
-    """(places,): the figure in the middle, the better one of two, so that one rank of two can stand out."""
-    cells = figures.cells[list(ranks)]
-    if not len(cells):
-        return np.full(cells.shape[1], np.nan)
-    known = np.isfinite(cells)
-    count = known.sum(axis=0)
-    sign = -1 if figures.worst_is_low else 1
-    ordered = np.sort(np.where(known, sign * cells, np.inf), axis=0)
-    middle = np.take_along_axis(ordered, np.maximum(0, (count - 1) // 2)[None], axis=0)[0]
-    return np.where(count > 0, sign * middle, np.nan)
-
-
 def stragglers(figures: Figures, ranks: Sequence[int], places: Sequence[int]) -> list[Spot]:
     """The cells to look at, the worst first: each rank where it is most behind the median rank, if it is by a part of
     STANDS_OUT of what the worst one is."""
-    behind = excess(figures, ranks)[:, list(places)]
+    behind = figures.excess[list(ranks)][:, list(places)]
     if not behind.size:
         return []
     behind = np.where(np.isfinite(behind), behind, -np.inf)
@@ -335,7 +316,7 @@ def spot_words(run: RunView, choice: Choice, spot: Spot, width: int = 1000) -> s
         said = f"no {choice.calls_words}"
     else:
         said = f"{METRIC_WORDS[choice.metric].of_rank} {metric_text(choice.metric, value)}"
-        middle = float(usual_rank(figures, range(grid.ranks))[spot.place])
+        middle = float(figures.usual[spot.place])
         if grid.ranks > 1 and np.isfinite(middle):
             usual = f" ({'the better one' if grid.ranks == 2 else 'median rank'} {metric_text(choice.metric, middle)})"
     who, where = f"rank {spot.rank}", place_words(grid.places[spot.place])
@@ -373,21 +354,19 @@ def unit_columns(run: RunView, rank: int, drawn: Metric = METRICS[0]) -> list[Ta
         return []
     volume = grid.volume()
     figures = {metric: grid.figures(metric) for metric in METRICS}
-    behind = {metric: excess(figures[metric], range(grid.ranks)) for metric in METRICS}
 
     def cells(metric: Metric) -> list[Cell]:
-        found: list[Cell] = []
-        for at in range(len(grid.places)):
-            if figures[metric].absent[rank, at]:
-                found.append(("", QUIET))
-                continue
-            value = float(figures[metric].cells[rank, at])
-            column = behind[metric][:, at]
-            out = bool(
-                column[rank] > 0 and column[rank] >= np.nanmax(column) and column[rank] > abs(value) * STANDS_OUT
-            )
-            found.append((metric_text(metric, value), STRONG if out else LABEL))
-        return found
+        one = figures[metric]
+        values, behind = one.cells[rank], one.excess[rank]
+        out = (
+            (behind > 0)
+            & (behind > np.abs(values) * STANDS_OUT)
+            & (behind >= fold(one.excess, grid.ranks, lowest=False)[0])
+        )
+        return [
+            ("", QUIET) if absent else (metric_text(metric, value), STRONG if stands_out else LABEL)
+            for value, absent, stands_out in zip(values.tolist(), one.absent[rank].tolist(), out.tolist(), strict=True)
+        ]
 
     own = figures[drawn].cells[rank]
     most = float(np.nanmax(own)) if np.isfinite(own).any() else 0.0
@@ -469,7 +448,7 @@ def _where(run: RunView, width: int) -> list[Row]:
 
 def _share(ns: float, step_ns: int) -> str:
     share = ns / step_ns
-    return fmt.percent(share, decimals=1 if share >= 0.01 else 2)
+    return fmt.percent(share, decimals=1 if share >= 0.01 else 2) if share >= 1e-4 else "under 0.01 %"
 
 
 def _whole(run: RunView) -> list[str]:

@@ -15,7 +15,7 @@ from fsdp_tui.telemetry import past, recording
 from fsdp_tui.telemetry.messages import Beat, Ended, Event, Gauge, Message, encode
 from fsdp_tui.telemetry.past import Moment, Past
 from fsdp_tui.telemetry.recording import Recorder, RecordingError
-from fsdp_tui.telemetry.state import RunState
+from fsdp_tui.telemetry.state import STEP_WINDOW, RunState
 from fsdp_tui.telemetry.view import RunView
 from tests.unit.telemetry.messages_for_tests import capture, comm, hello, launched, step, structure
 
@@ -124,7 +124,7 @@ def test_a_jump_reads_from_the_nearest_waypoint_on(recorded: Path, tmp_path: Pat
     with closing(sqlite3.connect(path)) as db:
         ((begin, at),) = db.execute(
             "SELECT log_id, step FROM waypoint WHERE step <= ? ORDER BY log_id DESC LIMIT 1",
-            (1_299 - past.STEP_WINDOW,),
+            (1_299 - STEP_WINDOW,),
         ).fetchall()
         assert at > 700
         db.execute("DELETE FROM log WHERE kind != 'comm' AND id <= ?", (begin,))
