@@ -7,8 +7,10 @@ kept: with each new step one is reduced, and the medians are taken anew.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -75,6 +77,25 @@ class Figures:
     def worst_is_low(self) -> bool:
         return self.metric == "bandwidth"
 
+    @cached_property
+    def usual(self) -> Floats:
+        """(places,): the figure in the middle of those that are known, the better one of two, so that a rank of two can
+        stand out."""
+        sign = -1 if self.worst_is_low else 1
+        known = np.isfinite(self.cells)
+        count = known.sum(axis=0)
+        if not len(self.cells):
+            return np.full(self.cells.shape[1], np.nan)
+        ordered = np.sort(np.where(known, sign * self.cells, np.inf), axis=0)
+        middle = np.take_along_axis(ordered, np.maximum(0, (count - 1) // 2)[None], axis=0)[0]
+        return np.where(count > 0, sign * middle, np.nan)
+
+    @cached_property
+    def excess(self) -> Floats:
+        """(ranks, places): how much worse than the usual rank each is there."""
+        behind = self.cells - self.usual
+        return -behind if self.worst_is_low else behind
+
 
 @dataclass(frozen=True, slots=True)
 class CallFigures:
@@ -106,7 +127,7 @@ class CallFigures:
 
 
 class CommGrid:
-    """The newest steps' collectives. Cheap to make; not to be asked from two threads at once.
+    """The newest steps' collectives. Cheap to make, and may be asked from any thread.
 
     Attributes:
         places: where there are calls: DDP's buckets together and one by one, units in their order, no unit last.
@@ -125,7 +146,9 @@ class CommGrid:
         self.ranks = self._newest.ranks if self._newest else 0
         self.steps = len(self._window)
         self._reduced: dict[object, dict[int, tuple[CommStep, Floats]]] = {} if before is None else before._reduced
+        self._lock: threading.Lock = threading.Lock() if before is None else before._lock
         self._figures: dict[tuple[Metric, Selection], Figures] = {}
+        self._calls: dict[tuple[int, Place], list[CallFigures]] = {}
         units = {unit for unit, _, _ in self._keys}
         buckets = sorted((unit for unit in units if unit <= FIRST_BUCKET), reverse=True)
         self.places: tuple[Place, ...] = (
@@ -146,30 +169,21 @@ class CommGrid:
         """Which collectives there are at all."""
         return tuple(sorted({kind for _, kind, _ in self._keys}))
 
-    def volume(self, selection: Selection = ALL) -> list[tuple[float, int]]:
-        """Of each place the calls and bytes of a step and rank, medians over steps; of DDP's buckets together their sum."""
-        out = []
-        counts, sizes = (
-            np.array([np.asarray(getattr(step, name))[order_of(step, self._keys)] for step in self._window])
-            for name in ("calls", "nbytes")
-        )
-        for place in self.places:
-            columns = [
-                column
-                for column, (unit, kind, phase) in enumerate(self._keys)
-                if (unit == place.unit or (place.unit is None and unit <= FIRST_BUCKET))
-                and kind in selection.kinds
-                and phase in selection.phases
-            ]
-            calls, nbytes = counts[:, columns].sum(axis=1), sizes[:, columns].sum(axis=1)
-            out.append((float(np.median(calls)), int(np.median(nbytes))))
-        return out
+    def volume(self) -> list[tuple[float, int]]:
+        """Of each place the calls and bytes of the newest step and a rank; of DDP's buckets together their sum."""
+        if self._newest is None:
+            return []
+        units = np.array([unit for unit, _, _ in self._keys])
+        calls, nbytes = np.asarray(self._newest.calls), np.asarray(self._newest.nbytes)
+        chosen = [units <= FIRST_BUCKET if place.unit is None else units == place.unit for place in self.places]
+        return [(float(calls[columns].sum()), int(nbytes[columns].sum())) for columns in chosen]
 
     def figures(self, metric: Metric, selection: Selection = ALL) -> Figures:
         """One metric of the selected calls, for every rank and place."""
         found = self._figures.get((metric, selection))
         if found is None:
-            found = self._figures[metric, selection] = self._work_out(metric, selection)
+            with self._lock:
+                found = self._figures[metric, selection] = self._work_out(metric, selection)
         return found
 
     def _work_out(self, metric: Metric, selection: Selection) -> Figures:
@@ -278,21 +292,25 @@ class CommGrid:
         """What the rank calls in a place, in the order in which a step does."""
         if self._newest is None or not 0 <= rank < self.ranks:
             return []
-        if place.unit is None:
-            return [self._buckets(rank)]
-        found = []
-        for column, (unit, kind, phase) in enumerate(self._keys):
-            if unit != place.unit:
-                continue
-            rows = []
-            for step in self._window:
-                at = column if step.keys == self._keys else step.keys.index(self._keys[column])
-                times = [step.matrix(name)[rank, at] for name in ("duration", "exposed", "late")]
-                rows.append([step.calls[at], step.nbytes[at], *times])
-            calls, nbytes, duration, exposed, late = np.array(rows).T
-            if duration[-1] != 0:
-                found.append(_call(kind, phase, int(self._sizes[column]), calls, nbytes, duration, exposed, late))
+        found = self._calls.get((rank, place))
+        if found is None:
+            found = [self._buckets(rank)] if place.unit is None else self._calls_of(rank, place.unit)
+            self._calls[rank, place] = found
         return found
+
+    def _calls_of(self, rank: int, place: int) -> list[CallFigures]:
+        columns = [at for at, (unit, _, _) in enumerate(self._keys) if unit == place]
+        sums, times = [], []
+        for step in self._window:
+            at = columns if step.keys == self._keys else [step.keys.index(self._keys[column]) for column in columns]
+            sums.append([[step.calls[one] for one in at], [step.nbytes[one] for one in at]])
+            times.append([step.matrix(name)[rank, at] for name in ("duration", "exposed", "late")])
+        figures = np.concatenate([np.array(sums), np.array(times)], axis=1)  # (steps, 5, calls)
+        return [
+            _call(*self._keys[column][1:], int(self._sizes[column]), *figures[:, :, at].T)
+            for at, column in enumerate(columns)
+            if figures[-1, 2, at] != 0
+        ]
 
     def _buckets(self, rank: int) -> CallFigures:
         columns = [column for column, (unit, _, _) in enumerate(self._keys) if unit <= FIRST_BUCKET]

@@ -186,19 +186,19 @@ class CollectiveMedians:
     def _stats_of(self, columns: NDArray[np.int64], bus: Floats) -> list[CollectiveStats]:
         """Figures of sets of calls. `columns`: (sets, calls in each)."""
         n = len(self._slots)
-        duration = self._duration[columns, :, :n]  # (sets, calls, ranks, steps)
+        duration = self._of(self._duration, columns)  # (sets, calls, ranks, steps)
         calls, nbytes = self._calls[columns, :n], self._nbytes[columns, :n]  # (sets, calls, steps)
         with np.errstate(invalid="ignore", divide="ignore"):
-            per_call = duration / np.where(calls > 0, calls, np.nan)[:, :, None, :]
+            per_call = duration if (calls == 1).all() else duration / np.where(calls > 0, calls, np.nan)[:, :, None, :]
             median_ns = median_known(per_call.reshape(len(columns), -1))
             per_step = np.median(calls.sum(axis=1), axis=-1)
             seconds = np.where(per_step * median_ns > 0, per_step * median_ns / 1e9, np.nan)
             whole = np.median(nbytes.sum(axis=1), axis=-1)
             algbw = whole / seconds
             busbw = np.median((nbytes * bus[columns][:, :, None]).sum(axis=1), axis=-1) / seconds
-        late = median_known(self._late[columns, :, :n].sum(axis=1))
-        together = median_known(_mean_known(duration.sum(axis=1)))
-        waited = median_known(_mean_known(self._exposed[columns, :, :n].sum(axis=1)))
+        late = median_known(_sum_calls(self._of(self._late, columns)))
+        together = median_known(_mean_known(_sum_calls(duration)))
+        waited = median_known(_mean_known(_sum_calls(self._of(self._exposed, columns))))
         return [
             CollectiveStats(
                 per_step=float(per_step[at]),
@@ -212,6 +212,12 @@ class CollectiveMedians:
             )
             for at, row in enumerate(late.tolist())
         ]
+
+    def _of(self, matrix: Floats, columns: NDArray[np.int64]) -> Floats:
+        """(sets, calls, ranks, steps); of single calls that are neighbours nothing is copied."""
+        if columns.shape[1] == 1 and columns[-1, 0] - columns[0, 0] == len(columns) - 1:
+            return matrix[columns[0, 0] : columns[-1, 0] + 1, None, :, : len(self._slots)]
+        return matrix[columns, :, : len(self._slots)]
 
     def _totals(self) -> CommTotals:
         def nbytes(kind: int) -> int:
@@ -290,13 +296,14 @@ class CollectiveMedians:
         others = np.arange(len(waited)) != rank
         excess = per_step[rank] - median_known(per_step[others].T)
         ns = float(np.median(excess))
-        by_call = np.concatenate(
-            [
-                median_known(part[:, rank] - median_known(np.ascontiguousarray(part[:, others].transpose(0, 2, 1))))
-                for part in map(of, chunks)
-            ]
-        )
-        large = np.flatnonzero(by_call >= ns / 4)
+        by_call = np.empty(0)
+        large = np.empty(0, dtype=np.int64)
+        for part in map(of, chunks):  # up to the first large one
+            own, of_others = part[:, rank], np.ascontiguousarray(part[:, others].transpose(0, 2, 1))
+            by_call = np.append(by_call, median_known(own - median_known(of_others)))
+            large = np.flatnonzero(by_call >= ns / 4)
+            if ns > 0 and large.size:
+                break
         at = int(large[0]) if ns > 0 and large.size else int(by_call.argmax())
         unit, kind, phase = places[calls[at]]
         return unit, Lateness(
@@ -309,6 +316,11 @@ class CollectiveMedians:
             phase=COMM_PHASES[phase],
             start_ns=int(by_call[at]),
         )
+
+
+def _sum_calls(times: Floats) -> Floats:
+    """(sets, calls, ...) to (sets, ...)"""
+    return np.asarray(times[:, 0] if times.shape[1] == 1 else times.sum(axis=1))
 
 
 def _mean_known(times: Floats) -> Floats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -413,9 +414,10 @@ def _half_cells(upper: Levels, lower: Levels, cell: int, chosen: int | None, cho
     return row
 
 
+@cache
 def _half(top: int, bottom: int, width: int) -> tuple[str, Ink]:
     if top == bottom:
-        glyph, ink = _look(top, letters=False)
+        glyph, ink = _look(top, False)
         return glyph * width, ink
     if UNKNOWN_LEVEL in (top, bottom):  # hatched, on the colour of the one that is known
         known = max(top, bottom)
@@ -427,6 +429,7 @@ def _half(top: int, bottom: int, width: int) -> tuple[str, Ink]:
     return "▀" * width, Ink(f"heat-{top}", f"heat-{bottom}")
 
 
+@cache
 def _on_heat(level: int) -> Ink:
     """How text on a cell of this level looks."""
     if level < 0:
@@ -434,6 +437,7 @@ def _on_heat(level: int) -> Ink:
     return Ink("heat-text-low" if level < HEAT_LEVELS // 2 else "heat-text-high", f"heat-{level}")
 
 
+@cache
 def _look(level: int, letters: bool) -> tuple[str, Ink]:
     """What fills a cell, and how text in it looks."""
     if level == UNKNOWN_LEVEL:
