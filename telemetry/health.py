@@ -1,5 +1,5 @@
 """Whether a training does well, beside its memory: what it communicates against theory, its loss, memory that creeps, input
-that it waits for, ranks that train apart or stand still. Pure functions from a picture of a run to findings, as in `verdicts`.
+that it waits for, ranks that train apart or stand still (`stalls`). Pure functions from a picture of a run to findings, as in `verdicts`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fsdp_tui.telemetry import stalls
 from fsdp_tui.telemetry.collectives import median_known
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES
 from fsdp_tui.telemetry.view import (
-    BUCKETS,
     STATISTICAL,
     STRUCTURAL,
     Floats,
-    Progress,
     RankView,
     RunView,
     Verdict,
@@ -28,16 +27,16 @@ from fsdp_tui.telemetry.volume import Traffic, traffic
 from fsdp_tui.telemetry.wording import count, duration, listed, size
 from fsdp_tui.telemetry.wording import ranks as ranks_named
 
-SECOND = 1_000_000_000
-
 AGREES = 0.01
 """Of what theory says, by which the communication of a step may differ from it."""
 APART = 0.01
 """Of the trained parameters' bytes: ranks that reduce less than this between them in a step train apart."""
 SPIKE_WINDOW = 50
 """Losses before a step that its own is held against."""
-SPIKE_SPREADS, SPIKE_RANGES = 8.0, 3.0
-"""How far above their median a loss must be: in robust standard deviations, and in distances of the largest from the median."""
+SPIKE_SETTLED = 5
+"""Losses that the median of must be known before any is held against it."""
+SPIKE_DEVIATIONS, SPIKE_RANGES = 10.0, 3.0
+"""How far above their median a loss must be: in deviations of late, and in times what was the most before."""
 NEWEST = 512
 """Steps in which a spike is still worth a finding."""
 CREEP_QUARTER = 1 / 3
@@ -50,26 +49,6 @@ CREEP_NEWEST = 32
 """Looks that a creep is searched for in when there is none over the whole run: it may have begun late."""
 INPUT_SHARE = 0.2
 """Of the step, from which on waiting for input is a finding."""
-STALLED_STEPS, STALLED_NS = 10, 10 * SECOND
-"""No step for so many times the usual one, and at least so long, is a stall."""
-FIRST_STEPS, FIRST_STEPS_NS = 3, 120 * SECOND
-"""Before so many steps nobody knows the usual one, and compilation may take long."""
-HANGS_NS = 60 * SECOND
-"""A stall that has ranks waiting in a collective for so long will not end by itself."""
-SILENT_NS = 10 * SECOND
-"""Without a heartbeat, which come twice a second."""
-
-IN_PHASE = {
-    "input": "waiting for its next batch",
-    "forward": "in forward",
-    "backward": "in backward",
-    "optimizer": "in its optimizer step",
-    "rest": "between the phases of a step",
-    "checkpoint": "saving or loading a checkpoint",
-    "": "somewhere",
-}
-ORDER = {"forward": 1, "backward": 2, "optimizer": 3}
-"""Phases in which a rank is further in its step than in any other."""
 
 
 # Communication
@@ -328,51 +307,55 @@ def loss_lost(run: RunView) -> Iterator[Verdict]:
 def loss_spike(run: RunView) -> Iterator[Verdict]:
     """A loss far above those before it, by their own spread."""
     known = run.series.loss_known & np.isfinite(run.series.loss)
-    losses, steps = run.series.loss[known], run.series.steps[known]
-    at = _spikes(losses[-(NEWEST + SPIKE_WINDOW) :])
-    if not len(at):
+    losses = run.series.loss[known][-(NEWEST + SPIKE_WINDOW) :]
+    steps = run.series.steps[known][-(NEWEST + SPIKE_WINDOW) :]
+    found = _spikes(losses)
+    if not found:
         return
-    newest = at[-1]
-    tail, tail_steps = losses[-(NEWEST + SPIKE_WINDOW) :], steps[-(NEWEST + SPIKE_WINDOW) :]
-    before = tail[max(0, newest - SPIKE_WINDOW) : newest]
-    usual, spread = float(np.median(before)), _spread(before)
-    after = tail[newest + 1 :]
-    back = len(after) >= 3 and float(np.median(after[-STATISTICAL:])) <= usual + SPIKE_SPREADS * spread
+    newest = found[-1]
+    before, after = losses[max(0, newest - SPIKE_WINDOW) : newest], losses[newest + 1 :]
+    usual = float(np.median(before))
+    spread = float(np.median(np.abs(before - usual)))
+    halfway = (usual + float(losses[newest])) / 2
+    back = len(after) >= 3 and float(np.median(after[-STATISTICAL:])) < halfway
     yield Verdict(
         kind="loss_spike",
         severity="warn",
-        what=f"the loss jumped to {tail[newest]:.4g} in step {int(tail_steps[newest]):,}, from {usual:.4g}",
+        what=f"the loss jumped to {losses[newest]:.4g} in step {int(steps[newest]):,}, from {usual:.4g}",
         expected=usual,
-        measured=float(tail[newest]),
+        measured=float(losses[newest]),
         unit="loss",
-        reason=f"the {count(len(before), 'step')} before it spread by {spread:.2g}"
-        + (f"; {count(len(at), 'jump')} in the newest {min(NEWEST, len(losses)):,} steps" if len(at) > 1 else "")
+        reason=f"half of the {count(len(before), 'step')} before it were within {spread:.2g} of that"
+        + (f"; {count(len(found), 'jump')} in the newest {min(NEWEST, len(losses)):,} steps" if len(found) > 1 else "")
         + ("; it came back" if back else ""),
         next="look at that step's batch and learning rate; clip gradients",
     )
 
 
 def _spikes(losses: Floats) -> list[int]:
-    """Positions of losses that stand out from the SPIKE_WINDOW before them, of which there must be STATISTICAL at least.
+    """Positions of losses that stand out, of which STATISTICAL others come before it at least.
 
-    Those after a jump are held against a window that has it: a loss that stays up is one jump.
+    Each is held against the median of the SPIKE_WINDOW before it: what it is above that must be far more than it ever was
+    before, and than its deviation of late. So a loss that falls is no trouble, one that stays up is one jump, and hard batches
+    that come again and again are none.
     """
     if len(losses) <= STATISTICAL:
         return []
-    padded = np.concatenate([np.full(SPIKE_WINDOW - STATISTICAL, np.nan), losses])
-    windows = np.lib.stride_tricks.sliding_window_view(padded[:-1], SPIKE_WINDOW)
-    own = losses[STATISTICAL:]
+    padded = np.concatenate([np.full(SPIKE_WINDOW, np.nan), losses])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, SPIKE_WINDOW)[:-1]
     usual = median_known(windows)
-    spread = 1.4826 * median_known(np.abs(windows - usual[:, None]))
-    reach = np.nanmax(windows, axis=1) - usual
-    above = own - usual
-    found = (above > SPIKE_SPREADS * spread) & (above > SPIKE_RANGES * reach) & (above > 1e-3 * np.abs(usual))
-    return [int(at) + STATISTICAL for at in np.flatnonzero(found)]
-
-
-def _spread(losses: Floats) -> float:
-    """A standard deviation that outliers do not move."""
-    return float(1.4826 * np.median(np.abs(losses - np.median(losses))))
+    above = losses - usual
+    above[:SPIKE_SETTLED] = 0.0  # held against too few
+    reach = np.maximum.accumulate(np.maximum(above, 0.0))
+    squares = np.cumsum(np.concatenate([[0.0], above**2]))
+    sums = np.cumsum(np.concatenate([[0.0], above]))
+    at = np.arange(STATISTICAL, len(losses))
+    first = np.maximum(0, at - SPIKE_WINDOW)
+    mean = (sums[at] - sums[first]) / (at - first)
+    deviation = np.sqrt(np.maximum(0.0, (squares[at] - squares[first]) / (at - first) - mean**2))
+    own = above[at]
+    stands_out = (own > SPIKE_DEVIATIONS * deviation) & (own > SPIKE_RANGES * reach[at - 1])
+    return [int(position) for position in at[stands_out & (own > 1e-3 * np.abs(usual[at]))]]
 
 
 # Memory
@@ -495,117 +478,6 @@ def input_bound(run: RunView) -> Iterator[Verdict]:
     )
 
 
-def rank_silent(run: RunView) -> Iterator[Verdict]:
-    """Ranks whose heartbeats have stopped, held against the newest word of anybody."""
-    if run.ended is not None:
-        return
-    newest = _newest_ns(run)
-    silent = {rank.rank: newest - rank.seen_ns for rank in _there(run) if rank.seen_ns and _is_silent(rank, newest)}
-    if not silent:
-        return
-    longest = max(silent.values())
-    yield Verdict(
-        kind="rank_silent",
-        severity="warn",
-        what=f"{ranks_named(list(silent))} {'does' if len(silent) == 1 else 'do'} not answer, for {duration(longest)}",
-        expected=SILENT_NS,
-        measured=longest,
-        unit="ns",
-        reason="no heartbeat comes: the process is stopped, or something holds Python's interpreter lock",
-        next="look at the process from outside: "
-        + listed([_process(rank) for rank in run.ranks if rank.rank in silent]),
-    )
-
-
-def _process(rank: RankView) -> str:
-    return f"pid {rank.hello.pid} on {rank.hello.host}" if rank.hello else f"rank {rank.rank}"
-
-
-def _newest_ns(run: RunView) -> int:
-    """When anybody was last heard of; the hub's events tell the time too."""
-    seen = [rank.seen_ns for rank in run.ranks if rank.seen_ns is not None]
-    return max([*seen, *(event.at_ns for event in run.events[-1:])], default=0)
-
-
-def _there(run: RunView) -> list[RankView]:
-    return [rank for rank in run.ranks if not rank.goodbye]
-
-
-def _is_silent(rank: RankView, newest_ns: int) -> bool:
-    return rank.seen_ns is not None and newest_ns - rank.seen_ns > SILENT_NS
-
-
-def stalled(run: RunView) -> Iterator[Verdict]:
-    """No step for long, while heartbeats come: who is behind, and where each one is."""
-    if run.state == "paused" or (run.ended is not None and run.ended.state == "finished"):
-        return
-    newest = _newest_ns(run)
-    there = [(rank, rank.progress) for rank in _there(run) if rank.progress is not None and rank.progress.phase]
-    answering = [(rank, at) for rank, at in there if not rank.paused and not _is_silent(rank, newest)]
-    if not answering:
-        return
-    idle = min(at.idle_ns for _, at in answering)
-    usual = run.step_median_ns if run.steps >= FIRST_STEPS else None
-    limit = max(STALLED_NS, STALLED_STEPS * usual) if usual else FIRST_STEPS_NS
-    waiting = any(at.inside for _, at in answering)
-    if idle < limit or (not run.steps and not waiting):
-        return
-    places = {rank.rank: _place(at) for rank, at in answering}
-    behind = [rank for rank, place in places.items() if place == min(places.values())]
-    apart = len(set(places.values())) > 1
-    saving = all(at.phase == "checkpoint" for rank, at in answering if not apart or rank.rank in behind)
-    ownwork = not waiting and not apart and all(at.phase in ("rest", "checkpoint") for _, at in answering)
-    severity = "bad" if waiting and idle >= HANGS_NS and not saving else "note" if ownwork else "warn"
-    if run.ended is not None and severity == "note":
-        return
-    who = (
-        f"{ranks_named(behind)} {'is' if len(behind) == 1 else 'are'} behind" if apart else "all ranks are at one place"
-    )
-    gone = [f"rank {rank.rank} has left ({rank.goodbye})" for rank in run.ranks if rank.goodbye]
-    name = run.launched.run_id if run.launched else "RUN"
-    yield Verdict(
-        kind="stalled",
-        severity=severity,
-        what=f"no step for {duration(idle)}: {who}" + (", until the run ended" if run.ended is not None else ""),
-        expected=usual,
-        measured=idle,
-        unit="ns",
-        reason="; ".join([*_whereabouts(answering), *gone]),
-        next="it may be an evaluation or the script's own work"
-        if severity == "note"
-        else f"fsdp-tui stacks {name} shows what each rank is doing (s in a rank's details)"
-        if run.ended is None
-        else "see where each rank was",
-    )
-
-
-def _place(at: Progress) -> tuple[int, int, int]:
-    """Orders ranks by how far they are."""
-    return at.step, at.calls, ORDER.get(at.phase, 0)
-
-
-def _whereabouts(answering: Sequence[tuple[RankView, Progress]]) -> list[str]:
-    """Where each is, those that are at one place together, who is behind first."""
-    groups: dict[tuple[tuple[int, int, int], str], list[int]] = {}
-    for rank, at in sorted(answering, key=lambda pair: _place(pair[1])):
-        groups.setdefault((_place(at), doing(at)), []).append(rank.rank)
-    steps = {at.step for _, at in answering}
-    return [
-        f"{ranks_named(members)} {doing}" + (f" after step {place[0]:,}" if len(steps) > 1 else "")
-        for (place, doing), members in list(groups.items())[:4]
-    ] + ([f"{len(groups) - 4} more places"] if len(groups) > 4 else [])
-
-
-def doing(at: Progress) -> str:
-    """What a rank is at, as the end of a sentence that begins with its name."""
-    unit = "DDP's buckets" if at.unit == BUCKETS else at.unit
-    called = f"{at.kind.replace('_', '-')}{f' of {unit}' if unit else ''}" if at.kind else ""
-    if at.inside and called:
-        return f"waits in the {called} ({at.phase}), collective {at.calls:,}"
-    doing = f"is {IN_PHASE.get(at.phase, at.phase)}"
-    return f"{doing}, {at.calls:,} collectives behind it, the last the {called}" if called else doing
-
-
 RULES = (
     communication,
     ranks_apart,
@@ -615,6 +487,5 @@ RULES = (
     loss_spike,
     memory_creep,
     input_bound,
-    rank_silent,
-    stalled,
+    *stalls.RULES,
 )

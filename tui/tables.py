@@ -7,10 +7,10 @@ from typing import Any
 
 from fsdp_tui.telemetry.advice import advise
 from fsdp_tui.telemetry.bandwidth import note
-from fsdp_tui.telemetry.health import doing
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
 from fsdp_tui.telemetry.report import METRICS, compare, last_loss
+from fsdp_tui.telemetry.stalls import doing
 from fsdp_tui.telemetry.view import RankView, RunView, category, model_states, total
 from fsdp_tui.tui import format as fmt
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsdp_tui.telemetry import health
+from fsdp_tui.telemetry import stalls
 from fsdp_tui.telemetry.client import RunClient
 from fsdp_tui.telemetry.view import Verdict
 from fsdp_tui.tui.cli import main
@@ -97,7 +97,7 @@ def test_a_rank_that_hangs(launch: Launch, capfd: pytest.CaptureFixture[str], mo
         stalled = _await(client, "stalled")
         assert (stalled.severity, stalled.unit) == ("warn", "ns")
         assert stalled.measured is not None
-        assert stalled.measured >= health.STALLED_NS
+        assert stalled.measured >= stalls.STALLED_NS
         assert "rank 1 is behind" in stalled.what
         assert stalled.reason.startswith("rank 1 is between the phases of a step")
         assert "rank 0 waits in the all-gather of 0 (forward), collective " in stalled.reason
