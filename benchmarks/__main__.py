@@ -11,6 +11,7 @@ BENCHMARKS = {
     "overhead": "paired steps with and without the probes",
     "wrappers": "cost of a wrapped call times calls per step, end of a step, memory per rank",
     "draw": "CPU per refresh of the charts",
+    "comm": "the Comm screen on a large run, from messages to escape codes",
     "replay": "opening a long recording, and going to any step of it",
 }
 

@@ -169,18 +169,23 @@ def lay_out(
     if each:
         tall = max(1, min(TALL, lines // n)) if n and n <= lines else 1
     elif n > lines:
-        half = not letters
-        per_text_row = 2 if half else 1
-        columns, share_rows = _parts(m, share_columns), _parts(n, lines * per_text_row)
-        # Blocks of rows side by side, only where far fewer rows have to share a cell then; with their sums where there is room.
-        bare = max(1, height - header - legend)
-        for beside in (2 + number + flag if chart.sums is not None else 0, 0):
-            narrow = label + 1 + columns * (1 if columns > 8 else 2) + beside
-            packed = _parts(n, bare * per_text_row * max(1, (width + 2) // (narrow + 2)))
-            if packed * 4 <= share_rows or packed == 1 < share_rows:
-                share_rows, lines, sums, foot = packed, bare, beside, False
-                blocks = _parts(_parts(n, share_rows), lines * per_text_row)
-                cell = min(max(1, ((width + 2) // blocks - 2 - label - 1 - beside) // columns), 8)
+        half, columns = not letters, _parts(m, share_columns)
+        share_rows = _parts(n, lines * (2 if half else 1))
+        # Blocks of rows side by side: where every row then has its numbers, or far fewer rows have to share a cell.
+        bare, small = max(1, height - header - legend), 1 if columns > 8 else 2
+        beside = 2 + number + flag if chart.sums is not None else 0
+        for least, extra, paired in (
+            (digits + 1, beside, False),
+            (digits + 1, 0, False),
+            (small, beside, half),
+            (small, 0, half),
+        ):
+            possible = max(1, (width + 2) // (label + 1 + columns * least + extra + 2))
+            packed = _parts(n, bare * (2 if paired else 1) * possible)
+            if (packed == 1 and (share_rows > 1 or least > small)) or (packed * 4 <= share_rows and least == small):
+                share_rows, half, lines, sums, foot = packed, paired, bare, extra, False
+                blocks = _parts(_parts(n, share_rows), lines * (2 if half else 1))
+                cell = min(max(1, ((width + 2) // blocks - 2 - label - 1 - extra) // columns), digits + 4)
                 shown_columns = columns
                 break
     gap = 1 if cell > digits else 0
