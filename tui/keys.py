@@ -31,6 +31,7 @@ class Key(NamedTuple):
     """Screens on which its keys do something else."""
 
 
+QUEUE = "queue"
 RUN, RUNS, LAUNCH, COMPARE, LOGS, RANK = "run", "runs", "launch", "compare", "logs", "rank"
 STEP, COMM, CALLS = "step", "comm", "calls"
 PANES = (RUN, COMPARE, RANK)
@@ -62,6 +63,7 @@ KEYS: tuple[Key, ...] = (
     Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN, COMM), "view"),
     Key("run.open", "enter", "open", "details", "Details of the focused pane: all memory of a rank, all verdicts, a unit's calls, all events.", (RUN,)),
     Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN, STEP, COMM), "view"),
+    Key("past.back", "less_than_sign", "past_step(-1)", "past", "One recorded step back, into the past. The run goes on meanwhile, and nothing is lost.", OF_RUN, "past"),
     Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; units: unit:pattern; runs: a pattern, tag:NAME; ! inverts.", (RUN, RUNS, COMM), "view"),
     Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS, COMM), "view"),
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
@@ -101,12 +103,13 @@ KEYS: tuple[Key, ...] = (
     Key("logs.before", "N", "previous_match", "match before", "The line before that matches.", (LOGS,), footer=False),
     # Launch
     Key("launch.start", "f5,ctrl+enter,ctrl+j", "launch", "launch", "Start this training; enter in a text field does it too. Refused while something is wrong with it.", (LAUNCH,), "run"),
+    Key("launch.queue", "a,f6", "enqueue", "add to queue", "Put this training at the end of the queue: its launches run one after another, also when this program is left.", (LAUNCH,), "run"),
+    Key("launch.sweep", "w,f7", "sweep", "sweep", "The same training under several strategies, one after another, to be compared.", (LAUNCH,), "run"),
     Key("launch.copy", "y", "copy", "copy command", "Copy the command line that does the same.", (LAUNCH,), "run"),
     Key("launch.presets", "o", "presets", "presets", "Saved launches: load one into the form, or delete it.", (LAUNCH,), "run"),
     Key("launch.save", "s", "save_preset", "save preset", "Save what the form says as a preset: a TOML file that can be committed.", (LAUNCH,), "run"),
     Key("launch.reset", "r", "reset", "reset", "Every field back to its default.", (LAUNCH,), "run"),
     # The past
-    Key("past.back", "less_than_sign", "past_step(-1)", "back in time", "One recorded step back, into the past. The run goes on meanwhile, and nothing is lost.", OF_RUN, "past"),
     Key("past.forth", "greater_than_sign", "past_step(1)", "step on", "In the past: one recorded step on; beyond the newest one is the present.", OF_RUN, "past", footer=False),
     Key("past.back_far", "left_curly_bracket", "past_part(-1)", "a tenth back", "A tenth of the run back.", OF_RUN, "past", footer=False),
     Key("past.forth_far", "right_curly_bracket", "past_part(1)", "a tenth on", "In the past: a tenth of the run on.", OF_RUN, "past", footer=False),
@@ -117,18 +120,24 @@ KEYS: tuple[Key, ...] = (
     Key("past.end", "ctrl+end", "past_end", "now", "Back to the present; escape does it too, and end on the line of time.", OF_RUN, "past", footer=False),
     Key("past.play", "P", "past_play", "play", "Play the run from the moment that is shown, from its begin when that is the present; or stand still.", OF_RUN, "past", footer=False),
     Key("past.speed", "F", "past_speed", "speed", "Play at 1, 2, 10 or 100 times the speed at which it was recorded.", OF_RUN, "past", footer=False),
+    # Queue
+    Key("queue.open", "enter", "open", "open run", "Open the run of the launch that the cursor is on.", (QUEUE,)),
+    Key("queue.compare", "v", "compare", "compare", "Mark the queue's finished runs, six at most, and compare them.", (QUEUE,), "run"),
+    Key("queue.cancel", "x,d,delete", "cancel", "cancel", "Take the launch off the queue; of one that runs, stop the run. Asks first.", (QUEUE,), "run"),
+    Key("queue.cancel_all", "X", "cancel_all", "cancel all", "Stop what runs, and take off the queue all that waits. Asks first.", (QUEUE,), "run"),
     # Compare
     Key("compare.open", "enter", "open", "open run", "Open the run that the cursor is on.", (COMPARE,)),
     Key("compare.baseline", "b", "baseline", "baseline", "The next run becomes the one that the others are compared with.", (COMPARE,), "view"),
     Key("compare.deltas", "d", "deltas", "differences", "With differences to the baseline, or the bare numbers.", (COMPARE,), "view"),
     # Everywhere
-    Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first, and returns from the past.", (RUN, STEP, COMM, CALLS, COMPARE, LOGS, RANK)),
+    Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first, and returns from the past.", (RUN, STEP, COMM, CALLS, COMPARE, LOGS, RANK, QUEUE)),
     Key("show.runs", "0", "show('runs')", "runs", "Live and recorded runs of this machine.", (), "view", footer=False),
     Key("show.run", "1", "show('run')", "run", "The open run: memory, loss, throughput, step, collectives, events.", (), "view", footer=False),
     Key("show.step", "2", "show('step')", "step", "Memory inside one captured step: what is alive when, and why the peak is where it is.", (), "view", footer=False),
     Key("show.comm", "3", "show('comm')", "comm", "Collectives by rank and unit: who waits for whom, and where.", (), "view", footer=False),
     Key("show.launch", "4", "show('launch')", "launch", "Start a training.", (), "view", footer=False),
     Key("show.compare", "5", "show('compare')", "compare", "The marked runs side by side.", (), "view", footer=False),
+    Key("queue", "Q", "show('queue')", "queue", "The queue of launches: what is done, runs and waits.", (), "view", footer=False),
     Key("theme", "t", "theme", "theme", "Next theme: dark, light, high contrast, the terminal's own colours.", (), "theme"),
     Key("letters", "c", "letters", "letters", "Letters and glyphs instead of colours, or back.", (), "theme", footer=False),
     Key("export.svg", "e", "screenshot", "export", "Save a picture of this screen as SVG in the current directory.", (), "export"),

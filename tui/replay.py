@@ -83,13 +83,13 @@ class Replay:
 
     def place(self, steps: Steps) -> Place:
         """Where one is, or is going to. `steps`: all that the run has."""
-        wanted, moment = self._wanted, self.moment
-        step = wanted.step if wanted.step is not None else moment.step if moment else 0
-        at_ns = wanted.at_ns
-        fetching = self._served != wanted
-        if at_ns is None and moment is not None and not fetching:
-            step, at_ns = moment.step, moment.ended_ns
+        wanted, fetching, moment = self._wanted, self._served != self._wanted, self.moment
         last = max(int(steps[-1]) if len(steps) else 0, moment.step if moment else 0)
+        step, at_ns = wanted.step, wanted.at_ns
+        if moment is not None and not fetching:
+            step, at_ns = moment.step, moment.ended_ns if at_ns is None else at_ns
+        elif step is None:
+            step = moment.step if moment is not None else last
         return Place(step, last, at_ns, fetching, self.playing, self.speed)
 
     def by_steps(self, by: int, steps: Steps) -> bool:
@@ -108,10 +108,10 @@ class Replay:
 
     def by_event(self, by: int, steps: Steps, run: RunView) -> bool:
         """To the next event, or the one before; returns whether there is one."""
-        at_ns = self.place(steps).at_ns
         times = sorted({event.at_ns for event in run.events})
-        if at_ns is None:
-            return True  # still on the way
+        at_ns = self.place(steps).at_ns
+        if at_ns is None:  # on the way to a step: from where one was; from the present: after all of them
+            at_ns = self.moment.ended_ns if self.moment else times[-1] + 1 if times else 0
         at = bisect_right(times, at_ns) if by > 0 else bisect_left(times, at_ns) - 1
         if not 0 <= at < len(times):
             return False

@@ -39,19 +39,17 @@ class Replayed(View):
     # Drawing
 
     def show_header(self) -> None:
-        """And the line of time, while one is in the past."""
+        """And the line of time, in place of the line about watching, while one is in the past."""
         super().show_header()
         scrubber = self.query_one(Scrubber)
         replay, now = self.board.replay, self.board.now
-        was = scrubber.display
         if replay is None or now is None:
             if scrubber.has_focus:
                 self._give_focus_back()
             scrubber.show_line(None)
         else:
             scrubber.show_line(self._line(replay, now.view))
-        if scrubber.display != was:  # the panes have a line more, or less
-            self.call_after_refresh(self.on_tick)
+        self.set_class(scrubber.display, "-past")
 
     def _line(self, replay: Replay, run: RunView) -> TimeLine:
         end_ns = newest_ns(run)
@@ -119,11 +117,14 @@ class Replayed(View):
     def action_past_event(self, by: int) -> None:
         if not (self.board.replay or by < 0):
             return
+        began = self.board.replay is None
         replay, now = self._enter(), self.board.now
         if replay is None or now is None:
             return
         if not replay.by_event(by, self._steps(), now.view):
             self.app.notify("no event after this one" if by > 0 else "no event before this one", timeout=2)
+            if began:
+                self.board.leave_past()
         self.on_tick()
 
     def action_past_begin(self) -> None:

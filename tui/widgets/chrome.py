@@ -157,8 +157,10 @@ def past_text(place: Place, now: RunView, now_ns: int) -> str:
     ended = now.ended.ended_ns if now.ended else None
     words = "before the end" if ended is not None else "ago"
     since = (ended if ended is not None else now_ns) - place.at_ns if place.at_ns is not None else None
-    when = "…" if since is None or place.fetching else f"{fmt.clock(max(0, since))} {words}"
-    return f"{sign} step {place.step:,} of {place.last:,} · {when}"
+    when = f" · {fmt.clock(max(0, since))} {words}" if since is not None else ""
+    if place.fetching and not place.playing:
+        when += " · …"
+    return f"{sign} step {place.step:,} of {place.last:,}{when}"
 
 
 def now_text(now: RunView) -> str:
@@ -287,5 +289,9 @@ class KeyBar(Chart):
 
 def _field_key(key: Key) -> str:
     """The first of a key's names that a text field does not take for itself; "" when it takes all."""
-    free = (name for name in key.keys.split(",") if name in ("escape", "tab", "f1", "f5") or name.startswith("ctrl+"))
+    free = (
+        name
+        for name in key.keys.split(",")
+        if name in ("escape", "tab", "f1", "f5", "f6", "f7") or name.startswith("ctrl+")
+    )
     return next(free, "")
