@@ -24,8 +24,10 @@ import msgspec
 from fsdp_tui.telemetry.machine import Machine, this_machine
 from fsdp_tui.telemetry.messages import PROTOCOL, Launched
 from fsdp_tui.telemetry.rundir import RunError, RunPaths, create_run, remove_alive, write_file
-from fsdp_tui.telemetry.strategy import DEFAULT, DTYPES, StrategyError, misfits, parse_strategy, parse_wrap
+from fsdp_tui.telemetry.strategy import DEFAULT, DTYPES, Strategy, StrategyError, misfits, parse_strategy, parse_wrap
 
+BRIEF_STEPS = 50
+"""Of a headless demo, and of each run of a sweep, that is not told how many."""
 MODELS = ("tiny", "small", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 """Sizes of the demo's model; `fsdp_tui.demo.model` gives their shapes."""
 
@@ -329,6 +331,24 @@ def command_text(spec: LaunchSpec, *, headless: bool = False) -> str:
     line = shlex.join(command_line(spec, headless=headless))
     elsewhere = spec.target != "demo" and spec.directory and os.path.abspath(spec.directory) != os.getcwd()
     return f"cd {shlex.quote(spec.directory or '')} && {line}" if elsewhere else line
+
+
+def sweep(spec: LaunchSpec, strategies: Sequence[Strategy], machine: Machine) -> list[LaunchSpec]:
+    """The same training under each of these strategies: the same global batch, and as many steps."""
+    base = spec.name or ("sweep" if spec.target == "demo" else run_name(spec))
+    ranks = spec.nproc if spec.nproc is not None else machine.default_ranks
+    return [
+        msgspec.structs.replace(
+            spec,
+            strategy=strategy.text,
+            asked=tuple(name for name in SHARDING if name == "strategy" or name in spec.asked),
+            name=f"{base} {strategy.text}",
+            # `single` is the unsharded yardstick: the same global batch in one process.
+            nproc=1 if strategy.api == "single" and ranks > 0 else ranks,
+            steps=spec.steps or BRIEF_STEPS,
+        )
+        for strategy in strategies
+    ]
 
 
 # Starting

@@ -14,10 +14,12 @@ from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.screen import Screen
 from textual.timer import Timer
+from textual.widgets import Input
 
 from fsdp_tui.telemetry.launch import LaunchSpec, command_text
 from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.notes import Note
+from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.tui.keys import KEYS, bindings_of, keys_for, shown
 from fsdp_tui.tui.pace import Pace
@@ -28,9 +30,10 @@ from fsdp_tui.tui.screens.compare import CompareScreen
 from fsdp_tui.tui.screens.details import write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
 from fsdp_tui.tui.screens.note import AskNote
+from fsdp_tui.tui.screens.queue import QueueScreen, queue_words
 from fsdp_tui.tui.screens.replayed import Replayed, newest_ns
 from fsdp_tui.tui.screens.run import RunScreen
-from fsdp_tui.tui.screens.runs import RunsScreen, strategy
+from fsdp_tui.tui.screens.runs import COMPARE_MAX, RunsScreen, strategy
 from fsdp_tui.tui.screens.step import StepScreen
 from fsdp_tui.tui.source import Feed, Process, Services, Snapshot, real_services
 from fsdp_tui.tui.theme import ROLES, THEMES, next_theme, theme_for
@@ -98,6 +101,7 @@ class Dashboard(App[int]):
         "step": StepScreen,
         "comm": CommScreen,
         "launch": LaunchScreen,
+        "queue": QueueScreen,
         "compare": CompareScreen,
     }
     DEFAULT_MODE = "runs"
@@ -120,6 +124,9 @@ class Dashboard(App[int]):
         self.entries = list(entries)
         self.sizes: dict[str, int] = {}
         self.marked: list[str] = []
+        self.queue = Queue()
+        self.queue_problem = ""
+        """Why the queue cannot be read, one line."""
         self.feed: Feed | None = None
         self.replay: Replay | None = None
         self.keys = KEYS
@@ -183,8 +190,12 @@ class Dashboard(App[int]):
         self._draw()
         if self.pace.drew(self.services.stopwatch_s() - began_s):
             self._set_rate()
-        if isinstance(screens[0], RunsScreen) and time.monotonic() - self._listed_s > LIST_EVERY_S:
-            self.list_runs()
+        if time.monotonic() - self._listed_s > LIST_EVERY_S:
+            if isinstance(screens[0], RunsScreen | QueueScreen):
+                self.list_runs()
+            elif self.queue.open:
+                self._listed_s = time.monotonic()
+                self._show_queue(*self._read_queue())
         for process in self._processes:
             process.poll()  # so that it does not stay a zombie
         self._leave_when_stopped()
@@ -215,7 +226,10 @@ class Dashboard(App[int]):
         except OSError:
             entries, sizes = self.entries, self.sizes
         self.entries, self.sizes = entries, sizes
+        queue = self._read_queue()
         self._listed_s, self._listing = time.monotonic(), False
+        if self.is_running:
+            self.call_from_thread(self._show_queue, *queue)
 
     # The open run
 
@@ -369,6 +383,63 @@ class Dashboard(App[int]):
         self.entries = [other for other in self.entries if other.id != entry.id]
         if entry.id in self.marked:
             self.marked.remove(entry.id)
+
+    # The queue
+
+    def _read_queue(self) -> tuple[Queue, str]:
+        """The queue as it is, or the one that is known and why there is no newer one."""
+        try:
+            return self.services.queue(), ""
+        except RunError as error:
+            return self.queue, str(error)
+
+    def _show_queue(self, queue: Queue, problem: str = "") -> None:
+        """Takes the newest queue; says when it is through."""
+        through = self.queue.open and not queue.open
+        self.queue, self.queue_problem = queue, problem
+        if not through:
+            return
+        words = queue_words(queue)
+        enough = len(queue.finished) > 1
+        if enough and isinstance(self.screen, LaunchScreen | QueueScreen) and not isinstance(self.focused, Input):
+            self.ask(
+                f"The queue is through: {words}. Compare the runs?",
+                [("n", "not now", "no"), ("v", "compare them", "compare")],
+                lambda answer: self.compare_queue() if answer == "compare" else None,
+            )
+        else:
+            self.notify(f"it is through: {words}; Q shows it" + (", and v there compares the runs" if enough else ""), title="queue")
+
+    def change_queue(self, change: Callable[[], Queue]) -> bool:
+        """Does something to the queue; says why not when it cannot be done."""
+        try:
+            queue = change()
+        except RunError as error:
+            self.notify(str(error), title="queue", severity="error", markup=False)
+            return False
+        self._show_queue(queue)
+        self.tick()
+        return True
+
+    def enqueue(self, specs: Sequence[LaunchSpec]) -> bool:
+        """Puts launches at the end of the queue; returns whether it could be done."""
+        return self.change_queue(lambda: self.services.enqueue(specs))
+
+    def cancel_queued(self, numbers: Sequence[int] | None) -> None:
+        """Takes these items off the queue, or all of them; a run that goes on is stopped."""
+        self.change_queue(lambda: self.services.cancel(numbers))
+
+    def compare_queue(self) -> None:
+        """Marks the runs that the queue has finished, and compares them."""
+        finished = self.queue.finished
+        if len(finished) < 2:
+            self.notify(f"{len(finished)} of the queue's runs finished: a comparison needs two", severity="warning")
+            return
+        if len(finished) > COMPARE_MAX:
+            self.notify(f"the first {COMPARE_MAX} of {len(finished)}: that is what a comparison can show")
+        self.entries = self.services.list_runs()
+        self.marked[:] = finished[:COMPARE_MAX]
+        self.action_show("compare")
 
     # What screens use
 

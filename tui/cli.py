@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NoReturn
 
 import msgspec
 
 import fsdp_tui
-from fsdp_tui.telemetry.launch import OPTIONS, SHARDING, LaunchSpec, Option
+from fsdp_tui.telemetry.launch import BRIEF_STEPS, OPTIONS, SHARDING, LaunchSpec, Option
 from fsdp_tui.tui.format import OWN
-
-BRIEF_STEPS = 50
-"""Of a headless demo, and of each run of a sweep, that is not told how many."""
 
 DESCRIPTION = """See inside PyTorch FSDP training: memory per rank by category, communication per unit and loss, live and compared.
 
@@ -109,6 +106,10 @@ def build_parser() -> argparse.ArgumentParser:
     presets.add_argument("--json", action="store_true", help="JSON on stdout")
     presets.add_argument("--rm", metavar="NAME", help="delete this one")
     presets.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    queue = commands.add_parser("queue", help="launches that run one after another, from the Launch screen")
+    queue.add_argument("--json", action="store_true", help="JSON on stdout")
+    queue.add_argument("--cancel", action="store_true", help="stop what runs, take off what waits")
+    queue.add_argument("--yes", "-y", action="store_true", help="do not ask")
     note = _read_command(commands, "note", "write a note on a run, or tags; without any, print what is there")
     note.add_argument("text", metavar="TEXT", nargs="*", help='the note, instead of the one before; "" removes it')
     note.add_argument("--tag", "-t", action="append", metavar="T", help="add this tag; may be given several times")
@@ -207,6 +208,20 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:at]), list(words[at:])
 
 
+def options_first(words: Sequence[str], with_value: Container[str]) -> list[str]:
+    """The same words in an order that argparse takes when an optional positional follows an option."""
+    options, others, rest = list[str](), list[str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*options, "--", *others, *rest]
+        if word.startswith("-") and word != "-":
+            options += [word, *([rest.pop(0)] if word in with_value and rest else [])]
+        else:
+            others.append(word)
+    return [*options, *others]
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parses a whole command line; `script_words` of the result are the script and its arguments."""
     words = list(argv)
@@ -214,6 +229,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if words[:1] in (["run"], ["sweep"]):
         ours, script = split_script(words[1:])
         words = [words[0], *ours]
+    elif words[:1] == ["note"]:
+        words = ["note", *options_first(words[1:], {"--tag", "-t", "--untag"})]
     parsed = build_parser().parse_args(words)
     parsed.script_words = script
     return parsed

@@ -20,18 +20,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fsdp_tui.telemetry import presets
+from fsdp_tui.telemetry import presets, queue
 from fsdp_tui.telemetry.client import RunClient, open_run
 from fsdp_tui.telemetry.launch import (
+    BRIEF_STEPS,
     OPTIONS,
-    SHARDING,
     LaunchSpec,
     StartError,
     command_text,
     printed_elsewhere,
     problems,
-    run_name,
     start,
+    sweep,
 )
 from fsdp_tui.telemetry.machine import this_machine
 from fsdp_tui.telemetry.messages import ENDED, Capture
@@ -43,7 +43,7 @@ from fsdp_tui.telemetry.trace import perfetto, plain, summary
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui import tables
-from fsdp_tui.tui.cli import BRIEF_STEPS, spec_from
+from fsdp_tui.tui.cli import spec_from
 
 SUCCESS = frozenset({"finished", "stopped"})
 REPORT_EVERY_S = 2.0
@@ -266,21 +266,8 @@ def _sweep(parsed: argparse.Namespace) -> int:
         strategies = parse_strategies(parsed.strategies if parsed.strategies is not None else ",".join(SWEEP))
     except StrategyError as error:
         raise CommandError(str(error), exit_code=2) from None
-    base = spec.name or ("sweep" if spec.target == "demo" else run_name(spec))
-    trials = []
     machine = this_machine()
-    ranks = spec.nproc if spec.nproc is not None else machine.default_ranks
-    for strategy in strategies:
-        one = msgspec.structs.replace(
-            spec,
-            strategy=strategy.text,
-            asked=tuple(name for name in SHARDING if name == "strategy" or name in spec.asked),
-            name=f"{base} {strategy.text}",
-            # `single` is the unsharded yardstick: the same global batch in one process.
-            nproc=1 if strategy.api == "single" and ranks > 0 else ranks,
-            steps=spec.steps or BRIEF_STEPS,
-        )
-        trials.append((strategy.text, one, problems(one, machine)))
+    trials = [(one.strategy, one, problems(one, machine)) for one in sweep(spec, strategies, machine)]
     sound = [one for _, one, found in trials if not found]
     if not sound:
         raise CommandError(trials[0][2][0].text, exit_code=2)
@@ -441,6 +428,44 @@ def _note(parsed: argparse.Namespace) -> int:
         print(json.dumps({"id": entry.id, "note": note.text, "tags": list(note.tags)}))
     else:
         print(f"{entry.id}  {note.line or 'no note'}")
+    return 0
+
+
+def _queue(parsed: argparse.Namespace) -> int:
+    """Lists the queue, or cancels all of it."""
+    known = queue.read()
+    if parsed.cancel and known.open:
+        if not parsed.yes:
+            left = known.count("waiting")
+            if not sys.stdin.isatty():
+                raise CommandError(f"would stop the queue, with {left} launches that wait: say --yes")
+            print(f"stop what runs, and take {left} off the queue? [y/N] ", end="", file=sys.stderr, flush=True)
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                return 1
+        known = queue.cancel()
+    if known.open and not queue.working():
+        queue.wake()  # its process was killed
+    if parsed.json:
+        document = [
+            {
+                "name": item.name,
+                "strategy": item.spec.requested or None,
+                "state": item.state,
+                "run": item.run_id or None,
+                "reason": item.reason,
+                "command": command_text(item.spec),
+            }
+            for item in known.items
+        ]
+        print(json.dumps(document))
+    elif not known.items:
+        print("nothing is queued: a and w on the Launch screen queue launches", file=sys.stderr)
+    else:
+        rows = [
+            [str(at), item.name, item.state, item.spec.requested or fmt.OWN, item.run_id or fmt.UNKNOWN, item.reason]
+            for at, item in enumerate(known.items, 1)
+        ]
+        print(tables.table(["", "name", "state", "strategy", "run", ""], rows, left=6))
     return 0
 
 
@@ -767,6 +792,7 @@ COMMANDS: dict[str | None, Callable[[argparse.Namespace], int]] = {
     "export": _export,
     "compare": _compare,
     "note": _note,
+    "queue": _queue,
     "rm": _rm,
     "prune": _prune,
     "presets": _presets,

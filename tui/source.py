@@ -19,6 +19,7 @@ from fsdp_tui.telemetry.machine import Machine, this_machine
 from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.past import Past
 from fsdp_tui.telemetry.presets import Listing, Preset
+from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.view import RunView
 
@@ -74,6 +75,12 @@ class Services:
     """Name, launch, whether it replaces one of this name (PresetTaken when not). Raises RunError."""
     remove_preset: Callable[[Preset], None]
     """Raises RunError."""
+    queue: Callable[[], Queue]
+    """Raises RunError."""
+    enqueue: Callable[[Sequence[LaunchSpec]], Queue]
+    """Puts launches at the end of the queue; raises RunError."""
+    cancel: Callable[[Sequence[int] | None], Queue]
+    """Takes these items off the queue, or all; raises RunError."""
     machine: Callable[[], Machine]
     now_ns: Callable[[], int]
     """Wall clock."""
@@ -85,7 +92,7 @@ class Services:
 
 def real_services() -> Services:
     """This machine's runs, launcher and clock."""
-    from fsdp_tui.telemetry import client, launch, presets, rundir
+    from fsdp_tui.telemetry import client, launch, presets, queue, rundir
 
     def start(spec: LaunchSpec) -> tuple[str, Process]:
         run_id, process = launch.start(spec)
@@ -102,6 +109,9 @@ def real_services() -> Services:
         presets=presets.listed,
         save_preset=lambda name, spec, replace: presets.save(name, spec, replace=replace),
         remove_preset=presets.remove,
+        queue=queue.read,
+        enqueue=queue.add,
+        cancel=queue.cancel,
         machine=this_machine,
         now_ns=time.time_ns,
     )

@@ -28,6 +28,7 @@ from fsdp_tui.telemetry.messages import (
     Unit,
 )
 from fsdp_tui.telemetry.notes import Note
+from fsdp_tui.telemetry.queue import Item, Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError, RunPaths, UnknownRun
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView
@@ -318,6 +319,9 @@ class World:
     entries: list[RunEntry] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     started: list[LaunchSpec] = field(default_factory=list)
+    queue: Queue = field(default_factory=Queue)
+    cancelled: list[Sequence[int] | None] = field(default_factory=list)
+    """What the screens asked to be taken off the queue."""
     launches: dict[str, LaunchSpec] = field(default_factory=dict)
     """By the id of the run that it made."""
     now_ns: int = STARTED_NS + 60 * SECOND
@@ -362,6 +366,15 @@ class World:
         def save_note(about: RunEntry, note: Note) -> None:
             self.entries = [replace(one, note=note) if one.id == about.id else one for one in self.entries]
 
+        def enqueue(specs: Sequence[LaunchSpec]) -> Queue:
+            items = [Item(number=number, spec=spec) for number, spec in enumerate(specs, len(self.queue.items) + 1)]
+            self.queue = Queue(items=(*self.queue.items, *items))
+            return self.queue
+
+        def cancel(numbers: Sequence[int] | None) -> Queue:
+            self.cancelled.append(numbers)
+            return self.queue
+
         def launch_of(about: RunEntry) -> LaunchSpec:
             if about.id not in self.launches:
                 raise RunError(f"run {about.id} was not launched from here")
@@ -380,6 +393,9 @@ class World:
             open_run=open_run,
             remove=remove,
             save_note=save_note,
+            queue=lambda: self.queue,
+            enqueue=enqueue,
+            cancel=cancel,
             start=start,
             launch_of=launch_of,
             presets=presets.listed,

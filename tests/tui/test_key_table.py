@@ -6,7 +6,21 @@ import pytest
 from textual.widgets import OptionList
 
 from fsdp_tui.tui.app import Dashboard
-from fsdp_tui.tui.keys import CALLS, COMM, COMPARE, KEYS, LAUNCH, LOGS, RANK, RUN, RUNS, STEP, bindings_of, keys_for
+from fsdp_tui.tui.keys import (
+    CALLS,
+    COMM,
+    COMPARE,
+    KEYS,
+    LAUNCH,
+    LOGS,
+    QUEUE,
+    RANK,
+    RUN,
+    RUNS,
+    STEP,
+    bindings_of,
+    keys_for,
+)
 from fsdp_tui.tui.screens.base import Text, View
 from fsdp_tui.tui.screens.calls import CallsScreen
 from fsdp_tui.tui.screens.comm import CommScreen
@@ -15,6 +29,7 @@ from fsdp_tui.tui.screens.details import SHOWS, write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
 from fsdp_tui.tui.screens.logs import LogsScreen
 from fsdp_tui.tui.screens.rank import RankScreen
+from fsdp_tui.tui.screens.queue import QueueScreen
 from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.screens.runs import RunsScreen
 from fsdp_tui.tui.screens.step import StepScreen
@@ -30,6 +45,7 @@ SCREENS: dict[str, type[View]] = {
     LAUNCH: LaunchScreen,
     COMM: CommScreen,
     CALLS: CallsScreen,
+    QUEUE: QueueScreen,
     COMPARE: CompareScreen,
     LOGS: LogsScreen,
     RANK: RankScreen,

@@ -117,6 +117,8 @@ SHOWS = {
     " medians over the steps. What stands out against the median rank is bright.",
     "runs": "Live runs of this machine and recorded ones, newest first. A run that cannot be read stays in the list with the reason.",
     "launch": "A training to start: the demo's, or your own script. What cannot work is said before anything is started.",
+    "queue": "Launches that run one after another, in a process of their own: it goes on while other screens are open and when this"
+    " program is left. What failed says why, and the next one starts all the same.",
     "compare": "Marked runs side by side: the fullest rank's memory, and medians of steps without the first. Losses agree when they"
     " differ by no more than reordered sums explain.",
     "logs": "What a rank printed, byte for byte as far as it can be shown; the log of the launcher comes before rank 0.",

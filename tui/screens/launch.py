@@ -11,7 +11,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widget import Widget
 from textual.widgets import Button, Checkbox, Input, Select, Static
 
-from fsdp_tui.telemetry.launch import SHARDING, LaunchSpec, Problem, command_text, problems, run_name
+from fsdp_tui.telemetry.launch import BRIEF_STEPS, SHARDING, LaunchSpec, Problem, command_text, problems, run_name
 from fsdp_tui.telemetry.machine import Machine
 from fsdp_tui.telemetry.presets import Preset, PresetTaken
 from fsdp_tui.telemetry.rundir import RunError
@@ -21,6 +21,7 @@ from fsdp_tui.tui.format import OWN
 from fsdp_tui.tui.keys import LAUNCH, bindings_of
 from fsdp_tui.tui.screens.base import View, title_of
 from fsdp_tui.tui.screens.presets import AskName, PresetList
+from fsdp_tui.tui.screens.queue import AskSweep, queue_words
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
@@ -191,7 +192,10 @@ class LaunchScreen(View):
             HeaderFacts(None, False, self.board.services.now_ns(), title="new run", about=about_machine(machine))
         )
         count = f"▲ {len(self.found)} to put right" if self.found else "✓ ready"
-        self.query_one(Tabs).show_notes([[(count, Ink("bad" if self.found else "ok", bold=True))]])
+        notes: list[Row] = [[(count, Ink("bad" if self.found else "ok", bold=True))]]
+        if words := queue_words(self.board.queue):
+            notes.append([(f"queue (Q): {words}", LABEL)])
+        self.query_one(Tabs).show_notes(notes)
         card = self.query_one("#card", Reader)
         title_of(card, "what is wrong" if self.found else "ready")
         focused = self.focused.id.removeprefix("field-") if self.focused is not None and self.focused.id else ""
@@ -243,6 +247,33 @@ class LaunchScreen(View):
     def action_reset(self) -> None:
         self._preset = ""
         self.fill(LaunchSpec())
+
+    # Queue
+
+    def action_enqueue(self) -> None:
+        """Puts the form at the end of the queue."""
+        if self._sound() and self.board.enqueue([self.spec]):
+            left = self.board.queue.count("waiting")
+            steps = "" if self.spec.steps or self.spec.target != "demo" else f" It trains {BRIEF_STEPS} steps."
+            self.app.notify(
+                f"{run_name(self.spec)}: {left} waiting; Q shows the queue.{steps}", title="queued", markup=False
+            )
+
+    def action_sweep(self) -> None:
+        """Asks for strategies, and puts a launch for each at the end of the queue."""
+        if self._sound():
+            self.app.push_screen(AskSweep(self.spec), self._swept)
+
+    def _swept(self, specs: list[LaunchSpec] | None) -> None:
+        if specs and self.board.enqueue(specs):
+            self.board.action_show("queue")
+
+    def _sound(self) -> bool:
+        """Whether nothing is wrong with the form; says what is."""
+        self.check()
+        if self.found:
+            self.app.notify(self.found[0].text, title="not queued", severity="error", markup=False)
+        return not self.found
 
     # Presets
 

@@ -14,6 +14,7 @@ from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.filters import FilterError, run_filter
 from fsdp_tui.tui.keys import RUNS, bindings_of
 from fsdp_tui.tui.screens.base import View, title_of
+from fsdp_tui.tui.screens.queue import queue_words
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs, ago, state_mark
@@ -74,6 +75,8 @@ class RunsScreen(View):
         notes: list[Row] = [[(f"sort: {SORTS[self.sort]} {'▴' if self.reverse else '▾'}", QUIET)]]
         if board.marked:
             notes.insert(0, [(f"{len(board.marked)} marked: 5 compares", Ink("ok"))])
+        if board.queue.open:
+            notes.insert(0, [(f"queue (Q): {queue_words(board.queue)}", LABEL)])
         self.query_one(Tabs).show_notes(notes)
         self.query_one("#status", Pane).show(lambda width, height, letters: [self._about(width)])
 

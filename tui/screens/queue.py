@@ -1,0 +1,292 @@
+"""The queue of launches: what is done, runs and waits, and the question for the strategies of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Button, Input, SelectionList, Static
+from textual.widgets.selection_list import Selection
+
+from fsdp_tui.telemetry.launch import LaunchSpec, command_text, problems, sweep
+from fsdp_tui.telemetry.queue import GOING, OVER, Item, Queue, queueable
+from fsdp_tui.telemetry.rundir import RunEntry
+from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
+from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui.form import STRATEGIES
+from fsdp_tui.tui.keys import QUEUE, bindings_of
+from fsdp_tui.tui.screens.base import View, title_of
+from fsdp_tui.tui.theme import STATE_MARKS, Ink, StateMark
+from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
+from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs, state_mark
+from fsdp_tui.tui.widgets.table import Pane, Table, TableColumn
+
+if TYPE_CHECKING:
+    from fsdp_tui.tui.app import Dashboard
+
+BAR = 10
+"""Cells of a progress bar."""
+MARKS = {
+    "waiting": StateMark("○", "WAITING", "quiet"),
+    "stopping": StateMark("■", "STOPPING", "warn"),
+    "cancelled": StateMark("–", "CANCELLED", "quiet"),
+}
+
+
+class QueueScreen(View):
+    """The queue of this machine."""
+
+    KIND = QUEUE
+    BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(QUEUE))
+
+    def body(self) -> Iterable[Widget]:
+        yield Table(
+            empty="the queue is empty: on the Launch screen (4), a adds what the form says and w sweeps strategies",
+            id="list",
+            classes="pane first",
+        )
+        yield Pane(id="status")
+
+    def on_mount(self) -> None:
+        self.query_one("#status").can_focus = False
+
+    def on_tick(self) -> None:
+        if not self.ready:
+            return
+        board = self.board
+        queue = board.queue
+        self.query_one(Header).show_facts(HeaderFacts(None, False, board.services.now_ns(), title="queue of launches"))
+        self.query_one(Tabs).show_notes([[(board.queue_problem, Ink("warn"))]] if board.queue_problem else [])
+        table = self.query_one("#list", Table)
+        title_of(table, f"one after another · {queue_words(queue)}" if queue.items else "one after another")
+        table.show_columns(columns(queue.items, {entry.id: entry for entry in board.entries}))
+        self.query_one("#status", Pane).show(lambda width, height, letters: [self._about(width)])
+
+    def _about(self, width: int) -> Row:
+        """The launch under the cursor: why it failed, else its command."""
+        item = self.chosen
+        if item is None:
+            return crop([], width)
+        text, ink = (item.reason, Ink("warn")) if item.reason else (command_text(item.spec), QUIET)
+        return crop([(f" {fmt.fit(text, max(0, min(len(text), width - 1)))}", ink)], width)
+
+    @property
+    def chosen(self) -> Item | None:
+        """The launch under the cursor."""
+        items = self.board.queue.items
+        return items[min(self.query_one("#list", Table).cursor, len(items) - 1)] if items else None
+
+    @on(Table.CursorMoved)
+    def _follow(self) -> None:
+        self.query_one("#status", Pane).redraw()
+
+    # Keys
+
+    def action_open(self) -> None:
+        item = self.chosen
+        if item is None:
+            return
+        entry = next((entry for entry in self.board.entries if entry.id == item.run_id), None)
+        if entry is None:
+            self.app.notify(f"{item.name} has no run: {item.reason or 'it waits'}", markup=False)
+        else:
+            self.board.open_run(entry)
+
+    def action_compare(self) -> None:
+        self.board.compare_queue()
+
+    def action_cancel(self) -> None:
+        item = self.chosen
+        if item is None:
+            return
+        if item.state in OVER:
+            self.app.notify(f"{item.name} is over: nothing to cancel", markup=False)
+            return
+        what = (
+            "Stop it on all ranks at one step? The queue goes on with the next."
+            if item.state in GOING
+            else "Take it off the queue?"
+        )
+        self._ask_cancel(f"{item.name} {'is running' if item.state in GOING else 'waits'}. {what}", [item.number])
+
+    def action_cancel_all(self) -> None:
+        queue = self.board.queue
+        if not queue.open:
+            self.app.notify("the queue is through: nothing to cancel")
+            return
+        waiting, going = queue.count("waiting"), queue.count(*GOING)
+        parts = ["Stop the run that is going on"] * bool(going) + [f"take {waiting} off the queue"] * bool(waiting)
+        question = " and ".join(parts)
+        self._ask_cancel(f"{question[:1].upper()}{question[1:]}?", None)
+
+    def _ask_cancel(self, question: str, numbers: Sequence[int] | None) -> None:
+        self.board.ask(
+            question,
+            [("n", "no, let it be", "no"), ("x", "yes", "cancel")],
+            lambda answer: self.board.cancel_queued(numbers) if answer == "cancel" else None,
+        )
+
+    def leave(self) -> None:
+        self.board.action_show("launch")
+
+
+def queue_words(queue: Queue) -> str:
+    """The queue in a few words: "2 of 7 done, 1 failed"; "" for an empty one."""
+    if not queue.items:
+        return ""
+    done, failed = queue.count("finished", "stopped"), queue.count("failed", "lost")
+    cancelled = queue.count("cancelled")
+    words = f"{done} of {len(queue.items)} done"
+    words += f", {failed} failed" if failed else ""
+    return words + (f", {cancelled} cancelled" if cancelled else "")
+
+
+def columns(items: Sequence[Item], entries: dict[str, RunEntry]) -> list[TableColumn]:
+    """A row per launch."""
+    if not items:
+        return []
+    marks = [
+        MARKS.get(item.state) or (STATE_MARKS["starting"] if item.state == "starting" else state_mark(item.state))
+        for item in items
+    ]
+    runs = [entries.get(item.run_id) for item in items]
+    return [
+        TableColumn("", [(str(at), QUIET) for at in range(1, len(items) + 1)]),
+        TableColumn("state", [(f"{mark.glyph} {mark.word}", Ink(mark.role)) for mark in marks], left=True),
+        TableColumn(
+            "name", [(item.name, STRONG if item.state in GOING else LABEL) for item in items], left=True, least=10
+        ),
+        TableColumn("strategy", [item.spec.requested or fmt.OWN for item in items], left=True, need=3),
+        TableColumn(
+            "progress", [progress(item, run) for item, run in zip(items, runs, strict=True)], left=True, need=2
+        ),
+        TableColumn("steps", [steps(item, run) for item, run in zip(items, runs, strict=True)]),
+        TableColumn("loss", [fmt.number(run.loss if run else None) for run in runs], need=4),
+        TableColumn("", [(item.reason, Ink("warn")) for item in items], left=True, need=1, least=16)
+        if any(item.reason for item in items)
+        else TableColumn("", ["" for _ in items], need=9),
+    ]
+
+
+def steps(item: Item, run: RunEntry | None) -> str:
+    done = f"{run.steps:,}" if run else fmt.UNKNOWN if item.run_id else ""
+    return done + (
+        f"/{item.spec.steps:,}" if item.spec.steps and done else f"{item.spec.steps:,}" if item.spec.steps else ""
+    )
+
+
+def progress(item: Item, run: RunEntry | None) -> tuple[str, Ink]:
+    """How far a run is; nothing where its end is not known."""
+    if run is None or not item.spec.steps:
+        return "", QUIET
+    filled = min(BAR, run.steps * BAR // item.spec.steps)
+    return "█" * filled + "·" * (BAR - filled), Ink("ok") if item.state in GOING else QUIET
+
+
+class AskSweep(ModalScreen[list[LaunchSpec] | None]):
+    """Asks under which strategies a training is to run; answers with a launch for each."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", show=False),
+        Binding("f5,ctrl+enter,ctrl+j", "save", show=False, priority=True),
+    ]
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        super().__init__()
+        self._spec = spec
+
+    @property
+    def board(self) -> Dashboard:
+        return cast("Dashboard", self.app)
+
+    def compose(self) -> ComposeResult:
+        chosen = SWEEP if self._spec.target == "demo" else (self._spec.strategy,)
+        frame = Vertical(
+            SelectionList[str](
+                *(
+                    Selection(
+                        self._label(text),
+                        text,
+                        initial_state=text in chosen and not self._wrong(text),
+                        disabled=bool(self._wrong(text)),
+                    )
+                    for text in STRATEGIES
+                ),
+                compact=True,
+                id="strategies",
+            ),
+            Static("others, separated by commas", classes="asked", markup=False),
+            Input(placeholder="fsdp1:hybrid_shard=2x2, fsdp2:reshard=4", compact=True, id="other-strategies"),
+            Static("", id="sweep-says", markup=False),
+            Horizontal(
+                Button("F5  run them one after another", compact=True, name="save"),
+                Button("esc  not now", compact=True, name="close"),
+                id="answers",
+            ),
+            id="sweep",
+        )
+        frame.border_title = "the same training under"
+        frame.border_subtitle = "space chooses · F5 starts · esc close"
+        yield frame
+
+    def _wrong(self, text: str) -> str:
+        """Why this machine cannot run the training under a strategy; "" when it can."""
+        machine = self.board.services.machine()
+        (one,) = sweep(self._spec, parse_strategies(text), machine)
+        found = problems(one, machine)
+        return found[0].text if found else ""
+
+    def _label(self, text: str) -> str:
+        wrong = self._wrong(text).replace("[", "\\[")
+        return f"{text}  ▲ {wrong}" if wrong else text
+
+    def on_mount(self) -> None:
+        self._say()
+
+    def _specs(self) -> list[LaunchSpec]:
+        """The launches that are chosen; raises StrategyError for what is none, or cannot run."""
+        chosen = self.query_one("#strategies", SelectionList).selected
+        words = [text for text in STRATEGIES if text in chosen]
+        words += [word.strip() for word in self.query_one("#other-strategies", Input).value.split(",") if word.strip()]
+        if not words:
+            return []
+        for text in words:
+            if wrong := self._wrong(text):
+                raise StrategyError(wrong)
+        strategies = list(dict.fromkeys(parse_strategies(",".join(words))))
+        return [queueable(one) for one in sweep(self._spec, strategies, self.board.services.machine())]
+
+    @on(SelectionList.SelectedChanged)
+    @on(Input.Changed)
+    def _say(self) -> None:
+        try:
+            specs = self._specs()
+            said = f"{len(specs)} runs of {specs[0].steps:,} steps, one after another" if specs else "nothing is chosen"
+        except StrategyError as error:
+            said = f"▲ {error}"
+        self.query_one("#sweep-says", Static).update(said)
+
+    @on(Input.Submitted)
+    def action_save(self) -> None:
+        try:
+            specs = self._specs()
+        except StrategyError:
+            return  # it is said already
+        if specs:
+            self.dismiss(specs)
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    @on(Button.Pressed)
+    def _pressed(self, event: Button.Pressed) -> None:
+        if event.button.name == "save":
+            self.action_save()
+        else:
+            self.action_close()
