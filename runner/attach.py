@@ -390,7 +390,6 @@ class Attachment:
             self.detail["requested"] = self._sharding.wanted.strategy
         if self._sharding.asked:
             self.detail["asked"] = self._sharding.asked_text
-        self.checks.setdefault("input", not_available("no DataLoader is iterated over"))
 
     def _optimizer_gone(self, ref: weakref.ref[Optimizer]) -> None:
         """The script has dropped an optimizer, and with it, for all that is known, the model it trained."""

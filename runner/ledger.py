@@ -427,7 +427,7 @@ class Ledger:
         self._step += not self.stepped
         self.stepped = True
         changed = self._structure_now() != self._structure
-        if not (self.looking or changed):
+        if not (self.looking or changed or self.end is None):
             return
         self._read_all()
         tally = self._walk_static() if changed else None

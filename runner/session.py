@@ -326,7 +326,11 @@ class WatchedRun(Run):
             if wrapped.ddp is None
             else torch_ddp.check_times(wrapped.ddp, self._device.type),
             "phases": OK,
-            "input": not_available("the loop does not iterate over run.batches(...)"),
+            "input": not_available(
+                "the loop does not iterate over run.batches(...)"
+                if self._found is None
+                else "no DataLoader is iterated over"
+            ),
         }
         if not cpu and wrapped.api in EXPOSED_CHECKS:
             self._checks["exposed"] = EXPOSED_CHECKS[wrapped.api]()

@@ -19,7 +19,8 @@ from fsdp_tui.runner.storages import Tally, local_tensor, storage_bytes
 from fsdp_tui.runner.wrapping import repeated_blocks
 from fsdp_tui.telemetry import messages
 
-WRAPPER_PREFIXES = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+WRAPPER_PREFIXES = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "_forward_module")
+"""Of PyTorch's wrappers, and Lightning Fabric's."""
 
 Detail = dict[str, str | int | float | bool | None]
 

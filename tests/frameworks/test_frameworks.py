@@ -129,7 +129,6 @@ TRAININGS = {
         by_unit(regression(), ["1", "2"], fsdp1_original),
         regression(),
         2,
-        broken="units are named by Fabric's wrapper: _forward_module.1",
     ),
     "Fabric fsdp2": Training(
         ["fabric_loop.py", "model_parallel"],
@@ -139,7 +138,6 @@ TRAININGS = {
         by_unit(regression(), ["1", "2"], fsdp2),
         regression(),
         2,
-        broken="units are named by Fabric's wrapper: _forward_module.1",
     ),
     "Lightning fsdp1": Training(
         ["lightning_trainer.py", "fsdp"],

@@ -229,7 +229,6 @@ TRAININGS = {
         adam=True,
         quick=True,
         also=checkpoint_has_its_phase,
-        broken="memory is not known from the fourth step on: the new ledger waits for a step that is looked at",
     ),
     "tensor parallel": Script(
         ["tensor_parallel.py"],
@@ -328,7 +327,6 @@ def test_a_script_trains_as_without_us_and_is_seen(name: str, program: Program, 
 
 
 @pytest.mark.matrix
-@pytest.mark.xfail(reason="the time of the input phase is known, and it is said that it is not", strict=True)
 def test_a_loader_that_is_iterated_over_is_an_input(program: Program) -> None:
     """Also one that the loop began to iterate over before its first forward."""
     document, _ = run_watched(program, ["fsdp2_meta.py", "--lr", "1e-2"])
