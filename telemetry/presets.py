@@ -7,19 +7,17 @@ is saved here is one flat table, so that it can be pasted under a project's `[pr
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import msgspec
 
 from fsdp_tui.telemetry.launch import OPTIONS, SHARDING, LaunchSpec, written
 from fsdp_tui.telemetry.rundir import RunError, home, home_error, write_file
 from fsdp_tui.telemetry.strategy import StrategyError, parse_strategy, parse_wrap
+from fsdp_tui.telemetry.tomlfile import TomlFile, as_toml
 
 PROJECT_FILE = "fsdp-tui.toml"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -48,59 +46,6 @@ class Listing(NamedTuple):
     """By name; a project's goes before a saved one of the same name."""
     problems: list[str]
     """What could not be read, a line each."""
-
-
-class _Document:
-    """One TOML file, with the lines that its keys are in."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises PresetError when it cannot be read or is no TOML."""
-        self.path = path
-        try:
-            self.text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise PresetError(f"{path}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise PresetError(f"{path} is no text in UTF-8: expected TOML") from None
-        try:
-            self.tables = tomllib.loads(self.text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise PresetError(self._broken(str(error))) from None
-
-    def _broken(self, said: str) -> str:
-        lines = self.text.splitlines() or [""]
-        place = re.search(r"\(at (?:line (\d+), column \d+|end of document)\)", said)
-        number = int(place[1]) if place and place[1] else len(lines)
-        found = lines[min(number, len(lines)) - 1].strip()
-        what = said[: place.start()].strip() if place else said
-        return f"{self.path}, line {number}: {what[:1].lower()}{what[1:]}, in {found[:80]!r}"
-
-    def fail(self, keys: tuple[str, ...], text: str) -> NoReturn:
-        """Raises PresetError with the place of a key."""
-        line = next((at for end in range(len(keys), 0, -1) if (at := self._line_of(keys[:end]))), None)
-        where = f", line {line}" if line else ""
-        raise PresetError(f"{self.path}{where}: {'.'.join(keys)}: {text}")
-
-    def _line_of(self, keys: tuple[str, ...]) -> int | None:
-        """The first line that is of this key, or of something inside it. tomllib does not say."""
-        table: tuple[str, ...] = ()
-        for number, line in enumerate(self.text.splitlines(), 1):
-            is_header = line.lstrip().startswith("[")
-            try:
-                read = tomllib.loads(line if is_header else f"{line.partition('=')[0]}= 0")
-            except tomllib.TOMLDecodeError:  # a comment, or the middle of a longer value
-                continue
-            found = tuple(_only_keys(read))
-            table = found if is_header else table
-            if (found if is_header else table + found)[: len(keys)] == keys:
-                return number
-        return None
-
-
-def _only_keys(table: object) -> Iterator[str]:
-    while isinstance(table, dict) and table:
-        ((key, table),) = table.items()
-        yield key
 
 
 # Reading
@@ -147,7 +92,7 @@ class _Place(NamedTuple):
 
 def _of_project(directory: Path | None) -> list[_Place]:
     path = (directory or Path.cwd()).absolute() / PROJECT_FILE
-    return [_Place(name, path, True) for name in _project_names(_Document(path))] if path.exists() else []
+    return [_Place(name, path, True) for name in _project_names(TomlFile(path, PresetError))] if path.exists() else []
 
 
 def _saved() -> list[_Place]:
@@ -155,7 +100,7 @@ def _saved() -> list[_Place]:
 
 
 def _read(place: _Place) -> Preset:
-    document = _Document(place.path)
+    document = TomlFile(place.path, PresetError)
     if place.of_project:
         spec = _spec(document, ("presets", place.name), document.tables["presets"][place.name], place.path.parent)
     else:
@@ -163,7 +108,7 @@ def _read(place: _Place) -> Preset:
     return Preset(place.name, place.path, spec, place.of_project)
 
 
-def _project_names(document: _Document) -> list[str]:
+def _project_names(document: TomlFile) -> list[str]:
     for key in document.tables:
         if key != "presets":
             document.fail((key,), "no such key: expected [presets.NAME]")
@@ -173,7 +118,7 @@ def _project_names(document: _Document) -> list[str]:
     return list(tables)
 
 
-def _spec(document: _Document, keys: tuple[str, ...], table: object, base: Path | None) -> LaunchSpec:
+def _spec(document: TomlFile, keys: tuple[str, ...], table: object, base: Path | None) -> LaunchSpec:
     """The launch that a table describes; directories are relative to `base`."""
     if not isinstance(table, dict):
         document.fail(keys, f"expected a table, found {table!r}")
@@ -219,14 +164,14 @@ def _spec(document: _Document, keys: tuple[str, ...], table: object, base: Path 
 WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _typed(document: _Document, keys: tuple[str, ...], value: object, kind: type) -> Any:
+def _typed(document: TomlFile, keys: tuple[str, ...], value: object, kind: type) -> Any:
     """The value as this type, to which a whole number is a number too but true is none."""
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, (int, float) if kind is float else kind):
         document.fail(keys, f"expected {WORDS[kind]}, found {value!r}")
     return kind(value)
 
 
-def _environment(document: _Document, keys: tuple[str, ...], value: object) -> dict[str, str]:
+def _environment(document: TomlFile, keys: tuple[str, ...], value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         document.fail(keys, f"expected a table of variables, found {value!r}")
     for name, said in value.items():
@@ -247,26 +192,6 @@ def as_table(spec: LaunchSpec) -> dict[str, Any]:
         table |= {"directory": spec.directory} if spec.directory else {}
     table |= written(spec)
     return table | ({"env": dict(spec.env)} if spec.env else {})
-
-
-def as_toml(table: Mapping[str, Any]) -> str:
-    """A flat table of texts, numbers, switches, lists of texts and tables of texts, a line per key."""
-    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items())
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(one)}" for key, one in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(one) for one in value) + "]"
-    if isinstance(value, float):
-        return repr(value)
-    # JSON's texts, switches and whole numbers are TOML's, but for one character that TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def save(name: str, spec: LaunchSpec, *, replace: bool = False) -> Path:
