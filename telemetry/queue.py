@@ -113,7 +113,7 @@ def read() -> Queue:
 
 
 def working() -> bool:
-    """Whether a worker is there. What runs or waits without one goes on when somebody adds to the queue or wakes it."""
+    """Whether a worker is there. What runs or waits without one goes on when somebody looks."""
     try:
         handle = os.open(places().folder / "worker", os.O_RDONLY)
     except OSError:
@@ -125,6 +125,18 @@ def working() -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def look() -> Queue:
+    """The queue as it is; one that is open and that nobody works on, since that process was killed, gets a new worker.
+
+    Raises:
+        QueueError: its file cannot be read, or the worker cannot be started.
+    """
+    queue = read()
+    if queue.open:
+        wake()
+    return queue
 
 
 def queueable(spec: LaunchSpec) -> LaunchSpec:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -433,7 +434,7 @@ def _note(parsed: argparse.Namespace) -> int:
 
 def _queue(parsed: argparse.Namespace) -> int:
     """Lists the queue, or cancels all of it."""
-    known = queue.read()
+    known = queue.look()
     if parsed.cancel and known.open:
         if not parsed.yes:
             left = known.count("waiting")
@@ -443,8 +444,6 @@ def _queue(parsed: argparse.Namespace) -> int:
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 return 1
         known = queue.cancel()
-    if known.open and not queue.working():
-        queue.wake()  # its process was killed
     if parsed.json:
         document = [
             {
@@ -755,6 +754,28 @@ def _prune(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _config(parsed: argparse.Namespace) -> int:
+    from fsdp_tui.tui import settings
+
+    path = settings.config_path()
+    found = settings.load(path)
+    for problem in found.problems:
+        print(f"fsdp-tui: {problem}", file=sys.stderr)
+    if _is_stdout(path):
+        print(
+            f"fsdp-tui: the shell has emptied {path} before it could be read: these are the defaults", file=sys.stderr
+        )
+    sys.stdout.write(settings.written(found, path))
+    return 1 if found.problems else 0
+
+
+def _is_stdout(path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), path.stat())
+    except (OSError, ValueError):
+        return False
+
+
 def _attach(parsed: argparse.Namespace) -> int:
     entry = resolve(parsed.run)
     if parsed.once:
@@ -790,6 +811,7 @@ COMMANDS: dict[str | None, Callable[[argparse.Namespace], int]] = {
     "capture": _capture,
     "stacks": _stacks,
     "export": _export,
+    "config": _config,
     "compare": _compare,
     "note": _note,
     "queue": _queue,

@@ -109,7 +109,7 @@ def real_services() -> Services:
         presets=presets.listed,
         save_preset=lambda name, spec, replace: presets.save(name, spec, replace=replace),
         remove_preset=presets.remove,
-        queue=queue.read,
+        queue=queue.look,
         enqueue=queue.add,
         cancel=queue.cancel,
         machine=this_machine,

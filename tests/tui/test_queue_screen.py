@@ -102,21 +102,23 @@ async def test_a_sweep_of_chosen_strategies() -> None:
     async with dashboard(world) as (app, pilot):
         await press(pilot, "4", "f7")
         assert isinstance(app.screen, AskSweep)
-        assert "7 runs of 50 steps" in app.text()
-        chosen = app.screen.query_one("#strategies")
-        chosen.deselect_all()  # type: ignore[attr-defined]
-        await settle(pilot)
+        assert "6 runs of 50 steps" in app.text()
+        assert "[✓]  fsdp2:shard_grad_op" in app.text()
+        await press(pilot, "end", "space")
+        assert "hybrid_shard_zero2" in said(app)
+        await press(pilot, "a", "a")
         assert "nothing is chosen" in app.text()
-        await press(pilot, "f5")
+        await press(pilot, "f5", "enter")
         assert isinstance(app.screen, AskSweep)
-        await press(pilot, "space", "down", "space", "tab", *"nonsense")
+        await press(pilot, "home", "space", "down", "space", "tab", *"nonsense")
         assert "▲" in app.text()
         await press(pilot, "enter")
         assert not world.queue.items
         await press(pilot, *["backspace"] * 8, *"ddp,fsdp2:full_shard", "enter")
+        await settle(pilot)
         assert isinstance(app.screen, QueueScreen)
         strategies = [item.spec.strategy for item in world.queue.items]
-        assert strategies == ["fsdp2:full_shard", "fsdp2:shard_grad_op", "ddp"]
+        assert strategies == ["single", "ddp", "fsdp2:full_shard"]
         assert {item.spec.steps for item in world.queue.items} == {50}
 
 

@@ -11,8 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widget import Widget
-from textual.widgets import Button, Input, SelectionList, Static
-from textual.widgets.selection_list import Selection
+from textual.widgets import Button, Input, Static
 
 from fsdp_tui.telemetry.launch import LaunchSpec, command_text, problems, sweep
 from fsdp_tui.telemetry.queue import GOING, OVER, Item, Queue, queueable
@@ -189,88 +188,122 @@ def progress(item: Item, run: RunEntry | None) -> tuple[str, Ink]:
     return "█" * filled + "·" * (BAR - filled), Ink("ok") if item.state in GOING else QUIET
 
 
+ORDER = (*SWEEP, *(text for text in STRATEGIES if text not in SWEEP))
+"""The yardsticks first: the first run of a comparison is its baseline."""
+CHOSEN = tuple(text for text in SWEEP if text != "fsdp1:no_shard")
+"""At first: as many as a comparison can show."""
+
+
 class AskSweep(ModalScreen[list[LaunchSpec] | None]):
     """Asks under which strategies a training is to run; answers with a launch for each."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", show=False),
-        Binding("f5,ctrl+enter,ctrl+j", "save", show=False, priority=True),
+        Binding("space", "choose", show=False),
+        Binding("a", "choose_all", show=False),
+        Binding("f5,ctrl+enter,ctrl+j,enter", "save", show=False),
     ]
 
     def __init__(self, spec: LaunchSpec) -> None:
         super().__init__()
         self._spec = spec
+        self._wrong: dict[str, str] = {}
+        """Strategy -> why this machine cannot run the training under it; "" when it can."""
+        self.chosen: set[str] = set()
 
     @property
     def board(self) -> Dashboard:
         return cast("Dashboard", self.app)
 
     def compose(self) -> ComposeResult:
-        chosen = SWEEP if self._spec.target == "demo" else (self._spec.strategy,)
         frame = Vertical(
-            SelectionList[str](
-                *(
-                    Selection(
-                        self._label(text),
-                        text,
-                        initial_state=text in chosen and not self._wrong(text),
-                        disabled=bool(self._wrong(text)),
-                    )
-                    for text in STRATEGIES
-                ),
-                compact=True,
-                id="strategies",
-            ),
+            Table(id="strategies"),
             Static("others, separated by commas", classes="asked", markup=False),
             Input(placeholder="fsdp1:hybrid_shard=2x2, fsdp2:reshard=4", compact=True, id="other-strategies"),
             Static("", id="sweep-says", markup=False),
             Horizontal(
-                Button("F5  run them one after another", compact=True, name="save"),
+                Button("↵  run them one after another", compact=True, name="save"),
                 Button("esc  not now", compact=True, name="close"),
                 id="answers",
             ),
             id="sweep",
         )
         frame.border_title = "the same training under"
-        frame.border_subtitle = "space chooses · F5 starts · esc close"
+        frame.border_subtitle = "space chooses · a all or none · ↵ starts · esc close"
         yield frame
 
-    def _wrong(self, text: str) -> str:
-        """Why this machine cannot run the training under a strategy; "" when it can."""
+    def on_mount(self) -> None:
+        wanted = CHOSEN if self._spec.target == "demo" else (self._spec.strategy,)
+        self._wrong = {text: self._problem(text) for text in ORDER}
+        self.chosen = {text for text in wanted if not self._wrong.get(text, "no such")}
+        self.query_one("#strategies").focus()
+        self._show()
+
+    def _problem(self, text: str) -> str:
         machine = self.board.services.machine()
         (one,) = sweep(self._spec, parse_strategies(text), machine)
         found = problems(one, machine)
         return found[0].text if found else ""
 
-    def _label(self, text: str) -> str:
-        wrong = self._wrong(text).replace("[", "\\[")
-        return f"{text}  ▲ {wrong}" if wrong else text
-
-    def on_mount(self) -> None:
-        self._say()
-
-    def _specs(self) -> list[LaunchSpec]:
-        """The launches that are chosen; raises StrategyError for what is none, or cannot run."""
-        chosen = self.query_one("#strategies", SelectionList).selected
-        words = [text for text in STRATEGIES if text in chosen]
-        words += [word.strip() for word in self.query_one("#other-strategies", Input).value.split(",") if word.strip()]
-        if not words:
-            return []
-        for text in words:
-            if wrong := self._wrong(text):
-                raise StrategyError(wrong)
-        strategies = list(dict.fromkeys(parse_strategies(",".join(words))))
-        return [queueable(one) for one in sweep(self._spec, strategies, self.board.services.machine())]
-
-    @on(SelectionList.SelectedChanged)
-    @on(Input.Changed)
-    def _say(self) -> None:
+    def _show(self) -> None:
+        able = [not self._wrong[text] for text in ORDER]
+        self.query_one("#strategies", Table).show_columns(
+            [
+                TableColumn(
+                    "",
+                    [
+                        ("[✓]" if text in self.chosen else "[ ]" if can else " ▲ ", Ink("ok" if can else "warn"))
+                        for text, can in zip(ORDER, able, strict=True)
+                    ],
+                    left=True,
+                ),
+                TableColumn(
+                    "strategy",
+                    [(text, LABEL if can else QUIET) for text, can in zip(ORDER, able, strict=True)],
+                    left=True,
+                ),
+                TableColumn("", [(self._wrong[text], QUIET) for text in ORDER], left=True, need=1, least=12),
+            ]
+        )
         try:
             specs = self._specs()
             said = f"{len(specs)} runs of {specs[0].steps:,} steps, one after another" if specs else "nothing is chosen"
         except StrategyError as error:
             said = f"▲ {error}"
         self.query_one("#sweep-says", Static).update(said)
+
+    def _specs(self) -> list[LaunchSpec]:
+        """The launches that are chosen; raises StrategyError for what is none, or cannot run."""
+        words = [text for text in ORDER if text in self.chosen]
+        others = [word.strip() for word in self.query_one("#other-strategies", Input).value.split(",") if word.strip()]
+        for text in others:
+            if wrong := self._problem(text):
+                raise StrategyError(wrong)
+        if not (words or others):
+            return []
+        strategies = list(dict.fromkeys(parse_strategies(",".join([*words, *others]))))
+        return [queueable(one) for one in sweep(self._spec, strategies, self.board.services.machine())]
+
+    # Keys
+
+    def action_choose(self) -> None:
+        """The strategy under the cursor, or not; what cannot run says why."""
+        text = ORDER[self.query_one("#strategies", Table).cursor]
+        if self._wrong[text]:
+            self.app.notify(self._wrong[text], severity="warning", markup=False)
+        else:
+            self.chosen ^= {text}
+            self._show()
+
+    def action_choose_all(self) -> None:
+        """All that can run, or none."""
+        every = {text for text in ORDER if not self._wrong[text]}
+        self.chosen = set() if self.chosen == every else every
+        self._show()
+
+    @on(Input.Changed)
+    def _typed(self) -> None:
+        self._show()
 
     @on(Input.Submitted)
     def action_save(self) -> None:
