@@ -21,7 +21,7 @@ from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
-from fsdp_tui.tui.keys import KEYS, bindings_of, keys_for, shown
+from fsdp_tui.tui.keys import bindings_of, keys_for, shown
 from fsdp_tui.tui.pace import Pace
 from fsdp_tui.tui.replay import Place, Replay
 from fsdp_tui.tui.screens.base import Ask, Text, View
@@ -35,6 +35,7 @@ from fsdp_tui.tui.screens.replayed import Replayed, newest_ns
 from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.screens.runs import COMPARE_MAX, RunsScreen, strategy
 from fsdp_tui.tui.screens.step import StepScreen
+from fsdp_tui.tui.settings import AUTO, Settings, keymap, load
 from fsdp_tui.tui.source import Feed, Process, Services, Snapshot, real_services
 from fsdp_tui.tui.theme import ROLES, THEMES, next_theme, theme_for
 from fsdp_tui.tui.widgets.chart import Chart
@@ -53,7 +54,7 @@ class KeyCommands(Provider):
         assert isinstance(app, Dashboard)
         screen = self.screen
         kind = screen.KIND if isinstance(screen, View) else ""
-        for key in keys_for(kind):
+        for key in keys_for(kind, app.keys):
             if key.palette:
                 where = screen if key.screens else app
                 yield (
@@ -90,6 +91,7 @@ class Dashboard(App[int]):
         feed: the open run.
         replay: the visit to its past; None: it is shown as it is now.
         keys: the table of keys, as they are bound.
+        settings: what a person has set for good.
         letters: whether charts print letters instead of colours.
     """
 
@@ -116,8 +118,10 @@ class Dashboard(App[int]):
         open_on: RunEntry | None = None,
         own: Sequence[str] = (),
         entries: Sequence[RunEntry] = (),
+        settings: Settings | None = None,
     ) -> None:
         super().__init__()
+        self.settings = settings or Settings()
         # A pane that slides into place is late, and costs bytes over ssh.
         self.animation_level = "none"
         self.services = services or real_services()
@@ -129,11 +133,11 @@ class Dashboard(App[int]):
         """Why the queue cannot be read, one line."""
         self.feed: Feed | None = None
         self.replay: Replay | None = None
-        self.keys = KEYS
-        self.letters = False
+        self.keys = self.settings.keys
+        self.letters = self.settings.letters
         self.still = False
         """Nobody presses keys: the line of keys stays away."""
-        self.pace = Pace()
+        self.pace = Pace(self.settings.refresh)
         self.own = list(own)
         self._open_on = open_on
         self._processes: list[Process] = []
@@ -149,7 +153,11 @@ class Dashboard(App[int]):
     def on_mount(self) -> None:
         for theme in THEMES:
             self.register_theme(theme)
-        self.theme = theme_for(self.console.color_system)
+        wanted = self.settings.theme
+        self.theme = theme_for(self.console.color_system) if wanted == AUTO else f"fsdp-{wanted}"
+        self.set_keymap(keymap(self.keys))
+        for problem in self.settings.problems:
+            self.notify(problem, title="settings", severity="warning", timeout=20, markup=False)
         self._ticker = self.set_interval(1 / self.pace.hz, self.tick)
         if self._open_on is not None:
             self.open_run(self._open_on)
@@ -408,7 +416,10 @@ class Dashboard(App[int]):
                 lambda answer: self.compare_queue() if answer == "compare" else None,
             )
         else:
-            self.notify(f"it is through: {words}; Q shows it" + (", and v there compares the runs" if enough else ""), title="queue")
+            self.notify(
+                f"it is through: {words}; Q shows it" + (", and v there compares the runs" if enough else ""),
+                title="queue",
+            )
 
     def change_queue(self, change: Callable[[], Queue]) -> bool:
         """Does something to the queue; says why not when it cannot be done."""
@@ -467,7 +478,7 @@ class Dashboard(App[int]):
 
     def action_help(self) -> None:
         kind = next((screen.KIND for screen in reversed(self.screen_stack) if isinstance(screen, View)), "runs")
-        self.push_screen(Text(f"help · {kind}", lambda width: write_help(kind, width)))
+        self.push_screen(Text(f"help · {kind}", lambda width: write_help(kind, width, self.keys)))
 
     def action_theme(self) -> None:
         self.theme = next_theme(self.theme)
@@ -606,7 +617,7 @@ def run_app(open_on: str | None = None, own: str | None = None) -> int:
     live = [entry for entry in entries if entry.live]
     if entry is None and len(live) == 1:
         entry = live[0]
-    app = Dashboard(services, open_on=entry, own=[own] if own else [], entries=entries)
+    app = Dashboard(services, open_on=entry, own=[own] if own else [], entries=entries, settings=load())
     app.run()
     if app.feed is not None:
         app.feed.close()

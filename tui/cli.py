@@ -114,6 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     note.add_argument("text", metavar="TEXT", nargs="*", help='the note, instead of the one before; "" removes it')
     note.add_argument("--tag", "-t", action="append", metavar="T", help="add this tag; may be given several times")
     note.add_argument("--untag", action="append", metavar="T", help="take this tag away")
+    commands.add_parser("config", help="settings and keys as they are, as TOML for config.toml, with its path")
     remove = commands.add_parser("rm", help="delete recorded runs")
     remove.add_argument("runs", metavar="RUN", nargs="+")
     remove.add_argument("--json", action="store_true", help="JSON on stdout")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from textual.binding import Binding
@@ -186,9 +186,9 @@ def shown(key: str) -> str:
     return key.upper() if len(key) > 1 and key[0] == "f" and key[1:].isdigit() else key
 
 
-def keys_for(screen: str) -> Iterator[Key]:
-    """The keys that work on a screen, those that work everywhere included."""
-    return (key for key in KEYS if (not key.screens or screen in key.screens) and screen not in key.rests_on)
+def keys_for(screen: str, table: Sequence[Key] = KEYS) -> Iterator[Key]:
+    """The keys that work on a screen, those that work everywhere included. `table`: as a person has bound them."""
+    return (key for key in table if (not key.screens or screen in key.screens) and screen not in key.rests_on)
 
 
 def bindings_of(screen: str | None) -> list[Binding]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
 
 from fsdp_tui.telemetry.client import open_run
 from fsdp_tui.telemetry.rundir import RunEntry
 from fsdp_tui.tui.app import Dashboard
+from fsdp_tui.tui.settings import Settings, load
 from fsdp_tui.tui.source import Services, real_services
 
 PATIENCE_S = 30.0
@@ -22,7 +24,7 @@ def print_once(entry: RunEntry) -> int:
     """
     open_run(entry).close()
     width, height = _size("COLUMNS", 80), _size("LINES", 24)
-    text = asyncio.run(screen_text(real_services(), entry, width, height))
+    text = asyncio.run(screen_text(real_services(), entry, width, height, replace(load(), problems=())))
     sys.stdout.write(text + "\n")
     return 0
 
@@ -34,9 +36,11 @@ def _size(name: str, default: int) -> int:
         return default
 
 
-async def screen_text(services: Services, entry: RunEntry, width: int, height: int) -> str:
+async def screen_text(
+    services: Services, entry: RunEntry, width: int, height: int, settings: Settings | None = None
+) -> str:
     """The Run screen on this run, line by line, as a terminal of this size would show it."""
-    app = Dashboard(services, open_on=entry, entries=[entry])
+    app = Dashboard(services, open_on=entry, entries=[entry], settings=settings)
     app.letters = True
     app.still = True
     async with app.run_test(size=(width, height)) as pilot:

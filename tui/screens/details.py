@@ -11,7 +11,7 @@ from fsdp_tui.telemetry.grid import Place, Selection
 from fsdp_tui.telemetry.messages import COLLECTIVES
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
-from fsdp_tui.tui.keys import Key, keys_for, shown
+from fsdp_tui.tui.keys import KEYS, Key, keys_for, shown
 from fsdp_tui.tui.theme import GROUPS, SEVERITY_GLYPHS, STATE_MARKS, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.table import TableColumn, draw_table, paragraph
@@ -126,9 +126,9 @@ SHOWS = {
 }
 
 
-def write_help(screen: str, width: int) -> list[Row]:
+def write_help(screen: str, width: int, table: Sequence[Key] = KEYS) -> list[Row]:
     """What the screen shows, its keys, those that work everywhere, and what marks and letters mean."""
-    keys = list(keys_for(screen))
+    keys = list(keys_for(screen, table))
     rows = paragraph(SHOWS.get(screen, ""), width, LABEL)
     rows += [crop([], width), crop([("keys of this screen", STRONG)], width)]
     rows += _key_rows([key for key in keys if key.screens], width)

@@ -159,6 +159,9 @@ class RunScreen(Banded):
 
     def on_mount(self) -> None:
         self.query_one("#status").can_focus = False
+        settings = self.board.settings
+        self.log_scale, self.at_peak = settings.log_loss, settings.memory == "peak"
+        self.window = WINDOWS.index(settings.window if isinstance(settings.window, int) else None)
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -326,7 +329,7 @@ class RunScreen(Banded):
             loss,
             f"loss {fmt.number(last_known(losses[run.series.loss_known[:whole]]))}{trend(losses)}{' · log' if self.log_scale else ''}{span}",
         )
-        smooth = 1 if len(x) < 200 else min(50, len(x) // 40)
+        smooth = self.board.settings.smooth(len(x))
         loss.show_plot(
             Plot(
                 series=[Series(x, losses, smooth=smooth, known=run.series.loss_known[:whole])],

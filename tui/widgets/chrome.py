@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from textual.events import Click
+from textual.widget import Widget
 
 from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.view import RunView
@@ -187,7 +188,9 @@ class Header(Chart):
         return [draw_header(self.facts, width)]
 
 
-TABS = tuple(key for key in KEYS if key.id.startswith("show."))
+def bound_keys(widget: Widget) -> Sequence[Key]:
+    """The table of keys as a person has bound them."""
+    return getattr(widget.app, "keys", KEYS) if widget.is_attached else KEYS
 
 
 class Tabs(Chart):
@@ -206,15 +209,12 @@ class Tabs(Chart):
         self.redraw()
 
     def _tabs(self) -> list[tuple[Key, str]]:
-        return [
-            (
-                key,
-                f"[{key.keys} {key.label.title()}]"
-                if key.id == f"show.{self._current}"
-                else f" {key.keys} {key.label.title()} ",
-            )
-            for key in TABS
+        names = [
+            (key, f"{shown(key.keys.split(',')[0])} {key.label.title()}")
+            for key in bound_keys(self)
+            if key.id.startswith("show.")
         ]
+        return [(key, f"[{text}]" if key.id == f"show.{self._current}" else f" {text} ") for key, text in names]
 
     def draw(self, width: int, height: int, letters: bool) -> list[Row]:
         row: Row = []
@@ -258,8 +258,9 @@ class KeyBar(Chart):
     def _keys(self, width: int) -> list[tuple[Key, Row]]:
         chosen: list[tuple[Key, Row]] = []
         x = 1
-        quitting = [key for key in keys_for(self._screen) if key.id == "quit"]
-        for key in [*(key for key in keys_for(self._screen) if key.footer and key.id != "quit"), *quitting]:
+        keys = list(keys_for(self._screen, bound_keys(self)))
+        quitting = [key for key in keys if key.id == "quit"]
+        for key in [*(key for key in keys if key.footer and key.id != "quit"), *quitting]:
             name = _field_key(key) if self._typing else key.keys.split(",")[0]
             if not name:
                 continue
