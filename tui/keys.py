@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from textual.binding import Binding
+from textual.keys import _character_to_key
 
 
 class Key(NamedTuple):
@@ -149,29 +150,14 @@ KEYS: tuple[Key, ...] = (
 )
 # fmt: on
 
-_SHOWN = {
-    "question_mark": "?",
-    "slash": "/",
-    "colon": ":",
-    "minus": "-",
-    "equals_sign": "=",
-    "plus": "+",
+SIGNS = {sign: _character_to_key(sign) for sign in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"}
+"""Sign -> Textual's name of its key."""
+_SHOWN = {name: sign for sign, name in SIGNS.items()} | {
     "enter": "↵",
     "escape": "esc",
     "tab": "⇥",
     "left": "←",
     "right": "→",
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "left_curly_bracket": "{",
-    "right_curly_bracket": "}",
-    "left_parenthesis": "(",
-    "right_parenthesis": ")",
-    "less_than_sign": "<",
-    "greater_than_sign": ">",
-    "number_sign": "#",
-    "full_stop": ".",
-    "comma": ",",
     "up": "↑",
     "down": "↓",
 }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fsdp_tui.telemetry.places import RunError, home
 from fsdp_tui.telemetry.tomlfile import TomlFile, as_toml
-from fsdp_tui.tui.keys import KEYS, Key, keys_for
+from fsdp_tui.tui.keys import KEYS, SIGNS, Key, keys_for
 from fsdp_tui.tui.pace import RATES
 
 FILE = "config.toml"
@@ -177,25 +177,17 @@ def key_name(said: object) -> str | None:
 
     if not isinstance(said, str) or not said.isprintable():
         return None
-    signs = _signs()
     if len(said) == 1:
-        return signs.get(said, said)
+        return SIGNS.get(said, "space" if said == " " else said)
     if said.startswith("^"):
         said = f"ctrl+{said[1:]}"
     *modifiers, last = said.split("+")
-    last = signs.get(last, last)
+    last = SIGNS.get(last, last)
     if len(last) != 1:
         last = {"esc": "escape", "return": "enter", "del": "delete"}.get(last.lower(), last.lower())
-        if last not in {key.value for key in Keys} and last not in signs.values():
+        if last not in {key.value for key in Keys} and last not in SIGNS.values():
             return None
     return "+".join([*modifiers, last]) if {*modifiers} <= {"ctrl", "shift", "alt"} else None
-
-
-def _signs() -> dict[str, str]:
-    """Sign -> Textual's name of its key."""
-    from textual.keys import _character_to_key
-
-    return {sign: _character_to_key(sign) for sign in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ "}
 
 
 def rebound(wanted: Mapping[str, Sequence[str]]) -> tuple[tuple[Key, ...], list[tuple[str, str]]]:
@@ -269,5 +261,4 @@ def written(settings: Settings, path: Path) -> str:
 
 def _written(name: str) -> str:
     """A key as people write it."""
-    signs = {known: sign for sign, known in _signs().items() if sign != " "}
-    return signs.get(name, name)
+    return next((sign for sign, known in SIGNS.items() if known == name), name)
