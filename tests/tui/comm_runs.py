@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fsdp_tui.telemetry.messages import Comm, Structure, Unit
+from fsdp_tui.telemetry.state import RunState
 
 from .fixtures import Recipe
 
+_MADE: dict[str, bytes] = {}
 AG, RS, AR = 0, 1, 2
 FORWARD, BACKWARD, OTHER = 0, 1, 2
 ROOT = "<root>"
@@ -32,6 +34,8 @@ class CommRecipe(Recipe):
     """A gradient clipping reduces its norm, which belongs to no unit."""
     untimed: tuple[int, int] | None = None
     """(rank, unit) whose waiting is not known."""
+    buckets: tuple[int, ...] = (3_000_000, 2_000_000, 500_000)
+    """Bytes of DDP's, with a strategy of that name."""
 
     def names(self) -> list[str]:
         """Units: the root and the blocks."""
@@ -39,6 +43,10 @@ class CommRecipe(Recipe):
 
     def calls(self) -> list[Call]:
         """Of a step, in order."""
+        if self.strategy == "ddp":
+            return [(-2 - at, AR, BACKWARD) for at in range(len(self.buckets))]
+        if not self.strategy.startswith("fsdp"):
+            return []
         forward = [(unit, AG, FORWARD) for unit in range(self.blocks)]
         backward: list[Call] = []
         for unit in reversed(range(self.blocks)):
@@ -87,6 +95,13 @@ class CommRecipe(Recipe):
     def __post_init__(self) -> None:
         self._last: dict[tuple[tuple[int, ...], Call, int], int] = {}
 
+    def state(self) -> RunState:
+        """Made once, and opened from then on: a thousand ranks send many messages."""
+        key = repr(self)
+        if key not in _MADE:
+            _MADE[key] = super().state().dump()
+        return RunState.load(_MADE[key])
+
     def structure(self, rank: int) -> Structure:
         params = self.state_bytes // 16
         per_block = params // self.blocks
@@ -96,7 +111,8 @@ class CommRecipe(Recipe):
             rank=rank,
             effective=made.effective,
             detail=made.detail,
-            units=units,
+            units=units if self.strategy.startswith("fsdp") else [],
+            buckets=list(self.buckets) if self.strategy == "ddp" else [],
             groups=self.groups(rank),
             params=params,
             trainable_params=params,
@@ -106,10 +122,17 @@ class CommRecipe(Recipe):
         )
 
     def nbytes(self, call: Call) -> int:
+        if call[0] < -1:
+            return self.buckets[-2 - call[0]]
         return self.state_bytes // 4 // self.blocks if call[0] >= 0 else 4
+
+    def reduction_ns(self, rank: int, number: int) -> int:
+        """DDP's buckets together; half of it is after the gradients were computed."""
+        return sum(self.duration_ns(rank, call, number) for call in self.calls())
 
     def comm(self, rank: int, number: int) -> Comm:
         calls = self.calls()
+        ddp = self.strategy == "ddp"
         unknown = [self.untimed == (rank, unit) for unit, _, _ in calls]
         return Comm(
             rank=rank,
@@ -120,9 +143,11 @@ class CommRecipe(Recipe):
             phase=[phase for _, _, phase in calls],
             group=[1 if self.shards_of and call[1] == AR else 0 for call in calls],
             nbytes=[self.nbytes(call) for call in calls],
-            duration_ns=[self.duration_ns(rank, call, number) for call in calls],
+            duration_ns=[-1 if ddp else self.duration_ns(rank, call, number) for call in calls],
             exposed_ns=[
-                -1 if hidden else self.exposed_ns(rank, call, number)
+                -1 if hidden or ddp else self.exposed_ns(rank, call, number)
                 for call, hidden in zip(calls, unknown, strict=True)
             ],
+            reductions_ns=self.reduction_ns(rank, number) if ddp else -1,
+            reductions_exposed_ns=self.reduction_ns(rank, number) // 2 if ddp else -1,
         )

@@ -566,33 +566,40 @@ def _foot(chart: HeatMap, plan: MapLayout) -> Row:
 def _legend(chart: HeatMap, plan: MapLayout, levels: Levels, letters: bool) -> Row:
     """The scale, what a cell stands for, and what is out of view."""
     n, m = chart.cells.shape
+    shared = [
+        (share, what)
+        for share, what in ((plan.share_rows, chart.what), (plan.share_columns, chart.columns_what))
+        if share > 1
+    ]
     notes = []
-    if plan.share_rows > 1 or plan.share_columns > 1:
-        parts = [
-            f"{share} {words}"
-            for share, words in ((plan.share_rows, chart.what), (plan.share_columns, chart.columns_what))
-            if share > 1
-        ]
-        notes.append(f"a cell is the worst of {' × '.join(parts)}")
-    if plan.half:
-        notes.append(f"2 {chart.what} per row" if plan.share_rows == 1 else "two cells per row")
-    if plan.shown_rows * plan.share_rows < n:
-        last = plan.first_row + plan.shown_rows
-        notes.append(f"{chart.what} {count(plan.first_row + 1)}–{count(last)} of {count(n)}")
-    if plan.shown_columns * plan.share_columns < m:
-        last = plan.first_column + plan.shown_columns
-        notes.append(f"{chart.columns_what} {count(plan.first_column + 1)}–{count(last)} of {count(m)}")
+    if shared:
+        notes.append(
+            (
+                f"a cell is the worst of {' × '.join(f'{share} {what}' for share, what in shared)}",
+                f"worst of {' × '.join(str(share) for share, _ in shared)} per cell",
+            )
+        )
+    for first, shown, share, whole, what in (
+        (plan.first_row, plan.shown_rows, plan.share_rows, n, chart.what),
+        (plan.first_column, plan.shown_columns, plan.share_columns, m, chart.columns_what),
+    ):
+        if shown * share < whole:
+            part = f"{count(first + 1)}–{count(first + shown)} of {count(whole)}"
+            notes.append((f"{what} {part}", part))
     if (levels == UNKNOWN_LEVEL).any():
-        notes.insert(0, f"{UNKNOWN_GLYPH} not known")
-    said: Row = []
-    key = scale_key(chart.scale, lambda edge: f"{edge:g}", chart.unit, plan.width, letters=letters)
-    short = scale_key(chart.scale, lambda edge: f"{edge:g}", chart.unit, 0, letters=letters)
+        notes.append((f"{UNKNOWN_GLYPH} not known", f"{UNKNOWN_GLYPH} ?"))
+    if plan.half:
+        words = f"2 {chart.what} per row" if plan.share_rows == 1 else "two cells per row"
+        notes.append((words, ""))
+    key, short = (
+        scale_key(chart.scale, lambda edge: f"{edge:g}", chart.unit, w, letters=letters) for w in (plan.width, 0)
+    )
     for keep in range(len(notes), -1, -1):
-        words = " · ".join(notes[:keep])
-        said = [(words, QUIET)] if words else []
-        for scale in (key, short):
+        for brief, scale in ((False, key), (False, short), (True, short)):
+            words = " · ".join(text for text in (note[brief] for note in notes[:keep]) if text)
             if row_width(scale) + len(words) + 2 <= plan.width:
-                return crop([*scale, (" " * (plan.width - row_width(scale) - len(words)), LABEL), *said], plan.width)
+                gap = " " * (plan.width - row_width(scale) - len(words))
+                return crop([*scale, (gap, LABEL), (words, QUIET)], plan.width)
     return crop(short, plan.width)
 
 
@@ -624,7 +631,7 @@ class HeatGrid(Chart):
         self.chart: HeatMap | None = None
         self.each = False
         self._corner = (0, 0)
-        self._plan: MapLayout | None = None
+        self.plan: MapLayout | None = None
         self._words = ""
 
     def show_map(self, chart: HeatMap, *, each: bool) -> None:
@@ -646,12 +653,12 @@ class HeatGrid(Chart):
     def draw(self, width: int, height: int, letters: bool) -> list[Row]:
         if self.chart is None:
             return [crop([(self._words, QUIET)], width)]
-        self._plan = lay_out(self.chart, width, height, letters=letters, each=self.each, corner=self._corner)
-        self._corner = (self._plan.first_row, self._plan.first_column)
-        return draw_map(self.chart, self._plan, letters=letters)
+        self.plan = lay_out(self.chart, width, height, letters=letters, each=self.each, corner=self._corner)
+        self._corner = (self.plan.first_row, self.plan.first_column)
+        return draw_map(self.chart, self.plan, letters=letters)
 
     def action_move(self, down: int, across: int) -> None:
-        chart, plan = self.chart, self._plan
+        chart, plan = self.chart, self.plan
         if chart is None or plan is None or not chart.cells.size:
             return
         row, column = chart.cursor or (0, 0)
@@ -664,7 +671,7 @@ class HeatGrid(Chart):
         self.post_message(self.Moved(*worst_of(chart, plan, group)))
 
     def action_page(self, down: int, across: int) -> None:
-        plan = self._plan
+        plan = self.plan
         if plan is not None:
             self.action_move(down * plan.per_block, across * plan.shown_columns)
 
@@ -677,7 +684,7 @@ class HeatGrid(Chart):
         self.action_move(0 if event.shift else -1, -1 if event.shift else 0)
 
     def on_click(self, event: Click) -> None:
-        at, chart, plan = event.get_content_offset(self), self.chart, self._plan
+        at, chart, plan = event.get_content_offset(self), self.chart, self.plan
         if at is None or chart is None or plan is None or not chart.cells.size:
             return
         group = plan.group_at(at.x, at.y)
