@@ -214,7 +214,7 @@ def test_each_has_a_cell_of_its_own_and_the_cursor_stays_in_view() -> None:
         assert plan.first_row <= row < plan.first_row + plan.shown_rows
         assert plan.first_column <= column < plan.first_column + plan.shown_columns
         text = text_of(chart, plan)
-        assert f"ranks {plan.first_row + 1}–{plan.first_row + plan.shown_rows} of 64" in text[-1]
+        assert f"{plan.first_row + 1}–{plan.first_row + plan.shown_rows} of 64" in text[-1]
         assert any("◆" in line for line in text)
 
 
