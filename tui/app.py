@@ -21,6 +21,7 @@ from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
+from fsdp_tui.telemetry.sheets import write
 from fsdp_tui.tui.keys import bindings_of, keys_for, shown
 from fsdp_tui.tui.pace import Pace
 from fsdp_tui.tui.replay import Place, Replay
@@ -467,6 +468,17 @@ class Dashboard(App[int]):
         self.copy_to_clipboard(text)
         self.notify(text, title="copied", markup=False)
 
+    def write_out(self, name: str, text: str) -> None:
+        """Writes a file into the working directory, else into the home; says where, or why not."""
+        for folder in (Path.cwd(), Path.home()):
+            try:
+                (folder / name).write_text(text, encoding="utf-8")
+            except OSError:
+                continue
+            self.notify(str(folder / name), title="saved", markup=False)
+            return
+        self.notify("neither the current directory nor the home can be written", severity="error")
+
     def use_theme(self, name: str) -> None:
         self.theme = name
 
@@ -492,8 +504,7 @@ class Dashboard(App[int]):
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         name = self.feed.entry.name if self.feed and self.current_mode == "run" else self.current_mode
-        safe = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)
-        wanted = filename or f"fsdp-tui-{safe}-{time.strftime('%H%M%S')}.svg"
+        wanted = filename or file_name(["fsdp-tui", name, time.strftime("%H%M%S")], "svg")
         for folder in (Path(path) if path else Path.cwd(), Path.home()):
             try:
                 saved = self.save_screenshot(wanted, str(folder))
@@ -502,6 +513,33 @@ class Dashboard(App[int]):
             self.notify(saved, title="saved", markup=False)
             return
         self.notify("neither the current directory nor the home can be written", severity="error")
+
+    def action_csv(self) -> None:
+        """What the screen shows, a file per table, written in a thread: a series may be long."""
+        screen = next((screen for screen in reversed(self.screen_stack) if isinstance(screen, View)), None)
+        found = list(screen.sheets()) if screen is not None else []
+        if screen is None or not found:
+            self.notify("this screen has no table to write", timeout=3)
+            return
+        run = self.feed.entry.name if self.feed and isinstance(screen, Replayed) else ""
+        time_words = time.strftime("%H%M%S")
+
+        def work() -> None:
+            names = [file_name(["fsdp-tui", run, screen.KIND, sheet.name, time_words], "csv") for sheet in found]
+            for folder in (Path.cwd(), Path.home()):
+                try:
+                    for name, sheet in zip(names, found, strict=True):
+                        with (folder / name).open("w", newline="", encoding="utf-8") as file:
+                            write(sheet, file)
+                except OSError:
+                    continue
+                said = "\n".join(str(folder / name) for name in names)
+                self.call_from_thread(self.notify, said, title="saved", markup=False)
+                return
+            said = "neither the current directory nor the home can be written"
+            self.call_from_thread(self.notify, said, severity="error")
+
+        threading.Thread(target=work, name="export", daemon=True).start()
 
     def action_slower(self) -> None:
         self._ask_rate(faster=False)
@@ -588,6 +626,12 @@ class Dashboard(App[int]):
             self.replay.close()
         if self.feed is not None:
             self.feed.close()
+
+
+def file_name(parts: Sequence[str], suffix: str) -> str:
+    """A file's name of these words, without what a shell or a file system may stumble over."""
+    words = "-".join(part for part in parts if part)
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in words) + f".{suffix}"
 
 
 def size_of(folder: Path) -> int:

@@ -130,6 +130,8 @@ KEYS: tuple[Key, ...] = (
     Key("compare.open", "enter", "open", "open run", "Open the run that the cursor is on.", (COMPARE,)),
     Key("compare.baseline", "b", "baseline", "baseline", "The next run becomes the one that the others are compared with.", (COMPARE,), "view"),
     Key("compare.deltas", "d", "deltas", "differences", "With differences to the baseline, or the bare numbers.", (COMPARE,), "view"),
+    Key("compare.formula", "f", "formula", "theory", "What theory says of each run beside what was measured, and how it is worked out.", (COMPARE,), "view"),
+    Key("compare.export", "v", "export", "write file", "Write the comparison to a file: Markdown, SVG or JSON.", (COMPARE,), "export"),
     # Everywhere
     Key("back", "escape", "back", "back", "Back to where you came from; ends a filter or a zoom first, and returns from the past.", (RUN, STEP, COMM, CALLS, COMPARE, LOGS, RANK, QUEUE)),
     Key("show.runs", "0", "show('runs')", "runs", "Live and recorded runs of this machine.", (), "view", footer=False),
@@ -142,6 +144,7 @@ KEYS: tuple[Key, ...] = (
     Key("theme", "t", "theme", "theme", "Next theme: dark, light, high contrast, the terminal's own colours.", (), "theme"),
     Key("letters", "c", "letters", "letters", "Letters and glyphs instead of colours, or back.", (), "theme", footer=False),
     Key("export.svg", "e", "screenshot", "export", "Save a picture of this screen as SVG in the current directory.", (), "export"),
+    Key("export.csv", "E", "csv", "export data", "Write what this screen shows as CSV into the current directory: a file per table.", (), "export", footer=False),
     Key("slower", "minus", "slower", "slower", "Refresh half as often (down to every two seconds).", (), "view", footer=False, rests_on=(STEP,)),
     Key("faster", "equals_sign,plus", "faster", "faster", "Refresh twice as often (up to four times a second).", (), "view", footer=False, rests_on=(STEP,)),
     Key("focus.next", "tab", "app.focus_next", "next pane", "The next pane or field; shift+tab goes back.", (), footer=False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual import on
@@ -14,6 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, Static
 
 from fsdp_tui.telemetry.messages import ENDED
+from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.tui.keys import shown
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import Row
@@ -61,6 +62,10 @@ class View(Screen[None]):
                 now=board.now.view if board.now else None,
             )
         )
+
+    def sheets(self) -> Sequence[Sheet]:
+        """What is shown, for other programs."""
+        return ()
 
     def foot(self) -> Iterable[Widget]:
         """Lines between the panes and the keys."""

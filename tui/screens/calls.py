@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
 from textual.widget import Widget
 
+from fsdp_tui.telemetry import sheets
+from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui.keys import CALLS, bindings_of
 from fsdp_tui.tui.screens.base import Text, title_of
@@ -64,6 +66,9 @@ class CallsScreen(Replayed):
         where = f" · {host_of(run, self.rank)}" if run else ""
         steps = f" · median of {run.grid.steps} steps" if run and run.grid.steps > 1 else ""
         title_of(table, f"{trail}{where} · per step{steps}")
+
+    def sheets(self) -> Sequence[Sheet]:
+        return [sheets.calls(self.run, self.rank)] if self.run else ()
 
     def action_open(self) -> None:
         run, cursor = self.run, self.query_one("#calls", Table).cursor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -11,8 +11,10 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widget import Widget
 from textual.widgets import Input
 
+from fsdp_tui.telemetry import sheets
 from fsdp_tui.telemetry.grid import METRICS, CallFigures
 from fsdp_tui.telemetry.messages import COMM_PHASES
+from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.telemetry.view import RankView, RunView
 from fsdp_tui.tui.filters import FilterError, RankTest, UnitTest, rank_filter, split_unit_filter
 from fsdp_tui.tui.keys import COMM, bindings_of
@@ -52,6 +54,8 @@ AROUND_CELLS = 3
 """Of the map: heading, foot and legend."""
 LOWER = 8
 """Rows of the lower panes at least."""
+NEARLY = 1.25
+"""So much worse another cell must be for the cursor to go there by itself."""
 UNITS = 6
 """Rows of the table of units at least."""
 _T = TypeVar("_T")
@@ -73,6 +77,8 @@ class CommScreen(Banded):
         """Every rank and unit has a cell of its own, and the map scrolls."""
         self.spot: Spot | None = None
         self.map: CommMap | None = None
+        self._led = True
+        """Nobody has moved the cursor yet: it goes where it is worst."""
         self._keep: RankTest = rank_filter("")
         self._keep_unit: UnitTest = split_unit_filter("")[1]
         self._drawn: tuple[object, ...] = ()
@@ -101,9 +107,16 @@ class CommScreen(Banded):
         return snapshot.view if snapshot else None
 
     def on_run_opened(self) -> None:
-        self.frozen, self.spot, self.map, self._drawn, self._drawn_run = None, None, None, (), None
+        self.frozen, self.spot, self.map, self._drawn, self._drawn_run, self._led = None, None, None, (), None, True
         if self.ready:
             self.end_filter()
+
+    def sheets(self) -> Sequence[Sheet]:
+        """The metric that is shown, of the ranks and units that are shown."""
+        run, found = self.run, self.map
+        if run is None or found is None or not found.chart.cells.size:
+            return ()
+        return [sheets.comm_matrix(found.figures, run.grid.places, found.ranks, found.places)]
 
     # Drawing
 
@@ -181,8 +194,8 @@ class CommScreen(Banded):
         rows = self.query_one("#map", HeatGrid).wanted(self.size.width - FRAME, max(4, room)) + FRAME
         return [
             Band("map-band", rows, rows, 1),
-            Band("lower", LOWER, 1000 if height - rows - LOWER < UNITS else 14, 1),
-            Band("units-band", UNITS, max(UNITS, units), 1000),
+            Band("lower", LOWER, max(LOWER, height - rows - (units if height - rows - LOWER >= UNITS else 0)), 1),
+            Band("units-band", UNITS, max(UNITS, units), 1),
         ]
 
     def ranks(self) -> list[RankView]:
@@ -199,15 +212,23 @@ class CommScreen(Banded):
             return
         ranks = [rank.rank for rank in self.ranks()]
         found = comm_map(run, self.choice, ranks, self.spot, keep_unit=self._keep_unit)
-        if found.chart.cells.size and found.chart.cursor is None:
-            worst = stragglers(found.figures, found.ranks, found.places)
-            self.spot = worst[0] if worst else Spot(found.ranks[0], found.places[0])
+        if found.chart.cells.size and (self._led or found.chart.cursor is None):
+            self.spot = self._lead(found)
             found = found.with_cursor(self.spot)
         self.map = found
         title_of(pane, found.title(self.size.width - 6))
         if self.board.still:
             found = found.with_cursor(None)
         pane.show_map(found.chart, each=self.each)
+
+    def _lead(self, found: CommMap) -> Spot:
+        """The worst cell; where the cursor is already as long as that is nearly as bad, or it would not stand still."""
+        spots = stragglers(found.figures, found.ranks, found.places)
+        worst = spots[0] if spots else Spot(found.ranks[0], found.places[0])
+        if self.spot is None or found.chart.cursor is None:
+            return worst
+        behind = found.figures.excess
+        return worst if not behind[self.spot] * NEARLY >= behind[worst] else self.spot
 
     def _show_cell(self, run: RunView | None) -> None:
         pane = self.query_one("#cell", Table)
@@ -248,14 +269,14 @@ class CommScreen(Banded):
 
     def on_heat_grid_moved(self, event: HeatGrid.Moved) -> None:
         if self.map is not None:
-            self.spot = self.map.spot(event.row, event.column)
+            self.spot, self._led = self.map.spot(event.row, event.column), False
             self.on_tick()
 
     def on_table_cursor_moved(self) -> None:
         """In the table of units the cursor is the map's."""
         table = self.query_one("#units", Table)
         if self.spot is not None and self.focused is table and table.cursor != self.spot.place:
-            self.spot = Spot(self.spot.rank, table.cursor)
+            self.spot, self._led = Spot(self.spot.rank, table.cursor), False
             self.on_tick()
 
     def _choose(self, **changes: object) -> None:
@@ -290,6 +311,7 @@ class CommScreen(Banded):
             self.app.notify(f"no rank stands out: {METRIC_WORDS[self.choice.metric].short} is alike, or not known")
             return
         self.spot = spots[(spots.index(self.spot) + 1) % len(spots)] if self.spot in spots else spots[0]
+        self._led = False
         self.on_tick()
         self.focus_first()
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
 from textual.widget import Widget
 
+from fsdp_tui.telemetry import sheets
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture, Stack
 from fsdp_tui.telemetry.peak import why as why_there
+from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.telemetry.stalls import doing
 from fsdp_tui.telemetry.view import Progress, RankView, adds_up, category, total
 from fsdp_tui.tui import format as fmt
@@ -55,6 +57,11 @@ class RankScreen(Replayed):
         """Asks the rank what it is doing; the answer is shown here."""
         if self.going_on("ask"):
             self.board.command("stacks", (self.rank,))
+
+    def sheets(self) -> Sequence[Sheet]:
+        snapshot = self.board.snapshot
+        run = snapshot.view if snapshot else None
+        return [sheets.memory(run, [rank for rank in run.ranks if rank.rank == self.rank])] if run else ()
 
     def action_next(self) -> None:
         self._go(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,7 +15,9 @@ from textual.events import Click
 from textual.message import Message
 from textual.widget import Widget
 
+from fsdp_tui.telemetry import sheets
 from fsdp_tui.telemetry.notes import Note
+from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.filters import FilterError, RankTest, rank_filter
@@ -172,6 +174,13 @@ class RunScreen(Banded):
         self.frozen, self.rank, self._drawn = None, 0, ()
         if self.ready:
             self.end_filter()
+
+    def sheets(self) -> Sequence[Sheet]:
+        shown = self.snapshot
+        if shown is None:
+            return ()
+        run = shown.view
+        return [sheets.memory(run, self.ranks()), sheets.series(run), sheets.collectives(run)]
 
     # Drawing
 

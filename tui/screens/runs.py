@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
 from textual.widget import Widget
 from textual.widgets import Input
 
+from fsdp_tui.telemetry import sheets
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
+from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.filters import FilterError, run_filter
 from fsdp_tui.tui.keys import RUNS, bindings_of
@@ -79,6 +81,9 @@ class RunsScreen(View):
             notes.insert(0, [(f"queue (Q): {queue_words(board.queue)}", LABEL)])
         self.query_one(Tabs).show_notes(notes)
         self.query_one("#status", Pane).show(lambda width, height, letters: [self._about(width)])
+
+    def sheets(self) -> Sequence[Sheet]:
+        return [sheets.listing(self._shown, self.board.sizes)]
 
     def _about(self, width: int) -> Row:
         """The run under the cursor: its id, where it is kept, and what is wrong with it, in full if that fits."""

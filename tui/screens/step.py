@@ -10,7 +10,9 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widget import Widget
 
+from fsdp_tui.telemetry import sheets
 from fsdp_tui.telemetry.messages import ENDED, Capture
+from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.telemetry.view import RankView, RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.keys import STEP, bindings_of
@@ -120,6 +122,9 @@ class StepScreen(Banded):
                 self.look = whole_step(self.timeline, self.look.alone if self.look else 0)
             elif look.end_ns > self.timeline.end_ns:
                 self.look = at_time(self.timeline, whole_step(self.timeline, look.alone), look.cursor_ns)
+
+    def sheets(self) -> Sequence[Sheet]:
+        return [sheets.timeline(self.timeline.capture)] if self.timeline else ()
 
     # Drawing
 

@@ -13,13 +13,13 @@ from fsdp_tui.telemetry.presets import (
     PresetError,
     PresetTaken,
     as_table,
-    as_toml,
     find,
     listed,
     remove,
     save,
 )
 from fsdp_tui.telemetry.rundir import HomeError
+from fsdp_tui.telemetry.tomlfile import as_toml
 
 
 @pytest.fixture(autouse=True)
