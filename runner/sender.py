@@ -116,7 +116,7 @@ class Sender:
             self.dropped += 1
         ring.append(message)
 
-    def close(self, goodbye: Goodbye, timeout_s: float = 2.0) -> None:
+    def close(self, goodbye: Goodbye, timeout_s: float = 5.0) -> None:
         """Sends what is left and the goodbye, and ends the thread when the hub has them or the time is over."""
         if not self._alive:
             return
