@@ -6,11 +6,15 @@ Keys may be added, never renamed. Bytes and nanoseconds are integers; what is no
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fsdp_tui.telemetry.advice import advise
 from fsdp_tui.telemetry.bandwidth import note
+from fsdp_tui.telemetry.launch import SHARDING
 from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES, Structure
 from fsdp_tui.telemetry.trace import summary
 from fsdp_tui.telemetry.view import (
@@ -24,6 +28,7 @@ from fsdp_tui.telemetry.view import (
     model_states,
     total,
 )
+from fsdp_tui.telemetry.volume import traffic
 
 LOSS_TOLERANCE = {"fp32": 1e-4}
 """Largest difference of fp32 losses at equal steps that reordered sums explain; other types differ by their rounding."""
@@ -318,6 +323,20 @@ def last_loss(run: RunView) -> float | None:
 
 def compare(runs: Sequence[RunView]) -> dict[str, Any]:
     """Several runs as the document of `compare A B --json`; the first is the baseline."""
+    return {
+        "runs": [show(run) for run in runs],
+        "rows": metrics(runs),
+        "equivalence": equivalence(runs),
+        "comparability": comparability(runs),
+        "differences": differences(runs),
+        "settings": settings(runs),
+        "theory": [theory(run) for run in runs],
+        "advice": _advice(runs),
+    }
+
+
+def metrics(runs: Sequence[RunView]) -> list[dict[str, Any]]:
+    """A row per metric: its unit, the value of each run, and the index of the best where one is."""
     rows = []
     counted = "tokens_per_s" if any(run.throughput.unit == "tokens/s" for run in runs) else "samples_per_s"
     for metric, unit, read, better in METRICS:
@@ -327,13 +346,7 @@ def compare(runs: Sequence[RunView]) -> dict[str, Any]:
         known = [value for value in values if value is not None]
         best = values.index(better(known)) if better and len(known) > 1 and len(set(known)) > 1 else None
         rows.append({"metric": metric, "unit": unit, "values": values, "best": best})
-    return {
-        "runs": [show(run) for run in runs],
-        "rows": rows,
-        "equivalence": equivalence(runs),
-        "differences": differences(runs),
-        "advice": _advice(runs),
-    }
+    return rows
 
 
 def _advice(runs: Sequence[RunView]) -> dict[str, Any] | None:
@@ -375,20 +388,117 @@ def _losses(run: RunView) -> dict[int, float]:
     return {step: loss for step, loss in pairs if math.isfinite(loss)}
 
 
+# Comparability
+
+SUBJECTS: Mapping[str, tuple[str, ...]] = {
+    "model": ("model", "params"),
+    "data": ("data",),
+    "global batch": ("batch", "seq"),
+    "seed": ("seed",),
+    "device": ("device",),
+    "versions": (),
+}
+"""What has to be the same for losses and speeds to compare, and the facts that tell it; versions: of every package."""
+SETTINGS = (*SHARDING, "accumulate", "no_sync", "telemetry", "ranks")
+"""What belongs to the way in which a training runs: a comparison is about these. `batch` is over all ranks and accumulated
+backwards, so that they do not change it."""
+
+
+def comparability(runs: Sequence[RunView]) -> list[dict[str, Any]]:
+    """Whether the runs are the same training, subject by subject; `same` is None where a run does not tell."""
+    facts = [_facts(run) for run in runs]
+    packages = dict.fromkeys(key for fact in facts for key in fact if key.endswith(VERSION))
+    found = []
+    for subject, keys in SUBJECTS.items():
+        values = [[fact.get(key) for key in (keys or packages)] for fact in facts]
+        columns = list(zip(*values, strict=True))
+        known = [[value for value in column if value is not None] for column in columns]
+        differs = any(value != column[0] for column in known for value in column)
+        told = all(any(value is not None for value in row) for row in values)
+        found.append({"subject": subject, "same": False if differs else True if told else None})
+    return found
+
+
 def differences(runs: Sequence[RunView]) -> dict[str, list[Any]]:
-    """What differs between the launches besides the strategy, so that nobody compares apples with pears."""
+    """What differs between the trainings besides how they run, so that nobody compares apples with pears."""
+    return {key: values for key, values in _differing(runs).items() if key not in SETTINGS}
+
+
+def settings(runs: Sequence[RunView]) -> dict[str, list[Any]]:
+    """What differs in how they run besides the strategy's name: wrapping, precision, prefetch, ranks, ..."""
+    return {key: values for key, values in _differing(runs).items() if key in SETTINGS}
+
+
+def _differing(runs: Sequence[RunView]) -> dict[str, list[Any]]:
     facts = [_facts(run) for run in runs]
     keys = dict.fromkeys(key for fact in facts for key in fact)
     table = {key: [fact.get(key) for fact in facts] for key in keys}
-    return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
+    return {key: values for key, values in table.items() if _differ(key, values)}
+
+
+def _differ(key: str, values: list[Any]) -> bool:
+    if key in MEASURED or key.endswith(VERSION):
+        values = [value for value in values if value is not None]  # not known is not another one
+    return any(value != values[0] for value in values)
+
+
+VERSION = " version"
+MEASURED = ("params", "batch", "device", "ranks")
+"""Facts that a run tells when it has trained a while, and not before."""
 
 
 def _facts(run: RunView) -> Mapping[str, Any]:
     hello = next((rank.hello for rank in run.ranks if rank.hello), None)
     options = dict(run.launched.options) if run.launched else {}
+    demo = options.get("target") == "demo"
+    script = options.get("script")
     return {
         **options,
+        **({"data": options.get("data") or "the demo's own"} if demo else {}),
+        **({"arguments": _arguments(run, str(script))} if script else {}),
+        "batch": options.get("batch") or global_batch(run),
+        "ranks": run.world_size or None,
         "params": run.params or None,
         "device": hello.device_name if hello else None,
-        **{f"{package} version": said for package, said in (hello.versions if hello else {}).items()},
+        **{f"{package}{VERSION}": said for package, said in (hello.versions if hello else {}).items()},
+    }
+
+
+def _arguments(run: RunView, script: str) -> str:
+    """The script's own arguments, as in a shell."""
+    command = list(run.launched.command) if run.launched else []
+    return shlex.join(command[command.index(script) + 1 :]) if script in command else ""
+
+
+def global_batch(run: RunView) -> int | None:
+    """Inputs of an optimizer step over all ranks and accumulated backwards, as measured; None where nobody counted them."""
+    counted = run.series.samples_per_s * run.series.step_ns / 1e9
+    known = counted[np.isfinite(counted)]
+    return round(float(np.median(known))) if known.size else None
+
+
+# Theory
+
+
+def theory(run: RunView) -> dict[str, Any]:
+    """What a run's strategy should cost beside what it does: bytes per rank, communication per step; None where there is no
+    theory, or no measurement."""
+    found = traffic(run)
+    return {
+        "model_states": {
+            "expected": run.ideal_state_bytes,
+            "measured": _worst(run, lambda rank: model_states(rank.memory)),
+        },
+        "communication": None
+        if found is None
+        else {
+            "forwards": found.forwards,
+            "backwards": found.backwards,
+            "reducing_backwards": found.reducing,
+            "parameters_bytes": found.parameters,
+            **{
+                name: {"expected": getattr(found.expected, name), "measured": getattr(found.measured, name)}
+                for name in ("all_gather", "reduce_scatter", "all_reduce", "moved")
+            },
+        },
     }

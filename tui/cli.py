@@ -93,13 +93,18 @@ def build_parser() -> argparse.ArgumentParser:
     capture.add_argument("--ranks", default="all", metavar="0,1|all", help="of which ranks (default: all)")
     _output_options(capture, "also write it to FILE")
     export = commands.add_parser(
-        "export", help="the newest captures of a run as a trace for ui.perfetto.dev, or as JSON"
+        "export",
+        help="the newest captures of a run as a trace for ui.perfetto.dev or as JSON; or all its steps as CSV",
     )
     export.add_argument("run", metavar="RUN", help="id, unique prefix, name (the newest of it) or last")
     export.add_argument("--ranks", default="all", metavar="0,1|all", help="of which ranks (default: all)")
-    _output_options(export, "write to FILE instead of stdout")
+    _output_options(export, "write to FILE instead of stdout", "csv")
     compare = _read_command(commands, "compare", "two or more runs side by side", run=False)
     compare.add_argument("runs", metavar="RUN", nargs="+")
+    compare.add_argument(
+        "--format", choices=("md", "svg", "json"), help="a document instead of the table: Markdown, a picture, or JSON"
+    )
+    compare.add_argument("--output", "-o", metavar="FILE", help="write to FILE instead of stdout")
     presets = commands.add_parser(
         "presets", help="saved launches; run --save-preset NAME saves one, run --preset NAME launches it"
     )
@@ -133,9 +138,9 @@ def _read_command(commands: Any, name: str, help_text: str, *, run: bool = True)
     return parser
 
 
-def _output_options(parser: argparse.ArgumentParser, help_text: str) -> None:
+def _output_options(parser: argparse.ArgumentParser, help_text: str, *more: str) -> None:
     parser.add_argument(
-        "--format", choices=("perfetto", "json"), default="perfetto", help="of the file (default perfetto)"
+        "--format", choices=("perfetto", "json", *more), default="perfetto", help="of the file (default perfetto)"
     )
     parser.add_argument("--output", "-o", metavar="FILE", help=help_text)
 

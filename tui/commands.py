@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from fsdp_tui.telemetry import presets, queue
+from fsdp_tui.telemetry import presets, queue, sheets
 from fsdp_tui.telemetry.client import RunClient, open_run
 from fsdp_tui.telemetry.launch import (
     BRIEF_STEPS,
@@ -37,6 +38,7 @@ from fsdp_tui.telemetry.launch import (
 from fsdp_tui.telemetry.machine import this_machine
 from fsdp_tui.telemetry.messages import ENDED, Capture
 from fsdp_tui.telemetry.notes import NoteError, make_note, split_tags
+from fsdp_tui.telemetry.recording import RecordingError
 from fsdp_tui.telemetry.report import compare, show, stacks
 from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve, write_note
 from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
@@ -45,6 +47,7 @@ from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui import tables
 from fsdp_tui.tui.cli import spec_from
+from fsdp_tui.tui.comparison import FORMATS, as_text
 
 SUCCESS = frozenset({"finished", "stopped"})
 REPORT_EVERY_S = 2.0
@@ -299,7 +302,7 @@ def _sweep(parsed: argparse.Namespace) -> int:
         )
     else:
         if worked:
-            print(tables.comparison(worked))
+            print(as_text(worked))
         if failed:
             print(tables.failures(failed))
     return 0 if len(worked) == len(trials) else 1
@@ -674,6 +677,8 @@ def _ask_for_stacks(client: RunClient, rank: int | None) -> tuple[str, list[int]
 
 def _export(parsed: argparse.Namespace) -> int:
     ranks = _ranks(parsed.ranks)
+    if parsed.format == "csv":
+        return _export_steps(resolve(parsed.run), ranks, parsed.output)
     with _opened(parsed.run) as client:
         run_id = client.entry.id
         newest = [
@@ -691,15 +696,43 @@ def _export(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _export_steps(entry: RunEntry, ranks: Sequence[int], output: str | None) -> int:
+    """Steps as they are read: a long run is more than memory holds."""
+    try:
+        sheet = sheets.steps(entry.paths.recording, ranks)
+        rows = iter(sheet.rows)
+        first = next(rows, None)
+        if first is None:
+            of = f" of ranks {', '.join(map(str, ranks))}" if ranks else ""
+            raise CommandError(f"run {entry.id} has no step{of}")
+        sheet = sheet._replace(rows=chain([first], rows))
+        if output is None:
+            sheets.write(sheet, sys.stdout)
+            return 0
+        try:
+            with open(output, "w", encoding="utf-8", newline="") as file:
+                sheets.write(sheet, file)
+        except OSError as error:
+            raise CommandError(f"cannot write {output}: {error.strerror}") from None
+    except RecordingError as error:
+        raise CommandError(f"run {entry.id}: {error}") from None
+    print(f"wrote {output}", file=sys.stderr)
+    return 0
+
+
 def trace_document(form: str, run_id: str, captures: Sequence[Capture]) -> dict[str, Any]:
     """The captures in one of the formats of `export`."""
     return perfetto(run_id, captures) if form == "perfetto" else plain(run_id, captures)
 
 
 def _write(path: str, document: dict[str, Any]) -> None:
+    _write_text(path, json.dumps(document))
+
+
+def _write_text(path: str, body: str) -> None:
     try:
         with open(path, "w", encoding="utf-8") as file:
-            json.dump(document, file)
+            file.write(body)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
     print(f"wrote {path}", file=sys.stderr)
@@ -717,7 +750,12 @@ def _compare(parsed: argparse.Namespace) -> int:
     for ref in parsed.runs:
         with _opened(ref) as client:
             runs.append(client.view())
-    print(json.dumps(compare(runs)) if parsed.json else tables.comparison(runs))
+    form = "json" if parsed.json else parsed.format
+    body = FORMATS[form](runs) if form else as_text(runs) + "\n"
+    if parsed.output:
+        _write_text(parsed.output, body)
+    else:
+        sys.stdout.write(body)
     return 0
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fsdp_tui.telemetry.advice import advise
 from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
-from fsdp_tui.telemetry.report import METRICS, compare, last_loss
+from fsdp_tui.telemetry.report import last_loss
 from fsdp_tui.telemetry.stalls import doing
 from fsdp_tui.telemetry.view import RankView, RunView, category, model_states, total
 from fsdp_tui.tui import format as fmt
@@ -199,41 +198,6 @@ def bucket_line(run: RunView) -> str:
         )
     count = len(run.buckets)
     return f"{count} bucket{'s' * (count != 1)} all-reduced, {fmt.size(run.comm.all_reduce_bytes)} per step{together}"
-
-
-def comparison(runs: Sequence[RunView]) -> str:
-    """Runs side by side as columns, the best of each row marked, and whether their losses agree."""
-    document = compare(runs)
-    header = ["", *(column_name(run) for run in runs)]
-    rows = []
-    kinds = {name: unit for name, unit, _, _ in METRICS}
-    for row in document["rows"]:
-        cells = [amount(value, kinds[row["metric"]]) for value in row["values"]]
-        best = row["best"]
-        rows.append(
-            [LABELS[row["metric"]], *(f"{cell} *" if at == best else f"{cell}  " for at, cell in enumerate(cells))]
-        )
-    lines = [
-        table(header, rows),
-        "",
-        "* best of its row; memory of the fullest rank, times and bytes per step and rank",
-    ]
-    lines += share_lines(runs)
-    verdict = document["equivalence"]
-    if verdict["agrees"] is not None:
-        mark, word = ("✓", "agree") if verdict["agrees"] else ("✗", "differ")
-        lines.append(
-            f"{mark} losses {word}: largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)} over"
-            f" {verdict['steps_compared']} steps (tolerance {verdict['tolerance']:g})"
-        )
-    if (advice := advise(runs, [column_name(run) for run in runs])) is not None:
-        lines.append(f"→ {advice.text}")
-    for key, values in document["differences"].items():
-        if key != "nproc":
-            lines.append(
-                f"! {key} differs: " + ", ".join(fmt.UNKNOWN if value is None else str(value) for value in values)
-            )
-    return "\n".join(lines)
 
 
 def stacks(ranks: Sequence[RankView]) -> str:

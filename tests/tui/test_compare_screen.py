@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import msgspec
 import pytest
 
-from fsdp_tui.tui.screens.compare import CompareScreen, names, number_columns, run_bars, write_verdict
+from fsdp_tui.telemetry.messages import Step, Structure
+from fsdp_tui.telemetry.report import compare
+from fsdp_tui.tui.comparison import FORMATS, as_markdown, as_svg, as_text, findings, match, names, run_bars
+from fsdp_tui.tui.screens.compare import CompareScreen, number_columns, write_theory, write_verdict
 from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.widgets.chart import row_text
 
-from .drive import check_golden, dashboard, press, settle, until
+from .drive import check_golden, dashboard, press, said, settle, until
 from .fixtures import MIB, Recipe, World
 
 OPTIONS: dict[str, str | int | float | bool | None] = {"model": "tiny", "batch": 8, "precision": "fp32"}
@@ -116,3 +124,170 @@ async def test_a_run_that_cannot_be_read_is_named() -> None:
         await press(pilot, "space", "space", "5")
         await until(pilot, lambda: "damaged" in app.text())
         assert "copies: run" in app.text()
+
+
+def six() -> list[Recipe]:
+    """As many as a comparison can show."""
+    return [
+        Recipe(name=f"run {at}", ranks=ranks, strategy=strategy, ended="finished", options=OPTIONS)
+        for at, (strategy, ranks) in enumerate(
+            (
+                ("single", 1),
+                ("ddp", 8),
+                ("fsdp1:full_shard", 8),
+                ("fsdp1:shard_grad_op", 8),
+                ("fsdp2:full_shard", 64),
+                ("fsdp2:shard_grad_op", 64),
+            )
+        )
+    ]
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)])
+async def test_six_runs(size: tuple[int, int]) -> None:
+    """All six are readable: bars of each, and a column of numbers of each from 80 columns on."""
+    world = World()
+    for recipe in six():
+        world.add(recipe)
+    async with dashboard(world, size=size) as (app, pilot):
+        await press(pilot, *["space"] * 6, "5")
+        screen = app.screen
+        assert isinstance(screen, CompareScreen)
+        await until(pilot, lambda: len(screen.runs()) == 6)
+        await settle(pilot, None)
+        text = app.text()
+        check_golden(f"compare-6-{size[0]}x{size[1]}", text)
+        for at, recipe in enumerate(six(), 1):
+            assert f"{at} {recipe.strategy}"[:12] in text
+            assert f"{recipe.peak(0) / MIB:.1f}" in text
+        await press(pilot, "tab")
+        await settle(pilot, None)
+        text = app.text()
+        for recipe in six()[: 6 if size[0] >= 80 else 3]:
+            assert f"{recipe.states() / MIB:.2f}" in text or f"{recipe.states() / MIB:.1f}" in text
+
+
+class Counted(Recipe):
+    """A training whose forwards, backwards and units are counted, so that theory can speak of its communication."""
+
+    kept = False
+    """Whether units stay gathered from forward to backward. The calls are those of units that do not."""
+
+    def structure(self, rank: int) -> Structure:
+        plain = super().structure(rank)
+        units = [
+            msgspec.structs.replace(unit, kept=self.kept, reduce_bytes=unit.unsharded_bytes) for unit in plain.units
+        ]
+        return msgspec.structs.replace(plain, units=units, detail={**plain.detail, "replicas": 1}, frozen_bytes=0)
+
+    def step(self, rank: int, number: int) -> Step:
+        return msgspec.structs.replace(super().step(rank, number), forwards=1, backwards=1, samples=4)
+
+
+class Kept(Counted):
+    kept = True
+
+
+def test_theory_stands_beside_what_was_measured() -> None:
+    """full_shard gathers 4 units of 3 MiB twice and reduces them once: 36 MiB, 3 times the parameters. One that keeps its units
+    should gather once, and 24 MiB where 12 are due is no match."""
+    good = Counted(name="good", ended="finished", options=OPTIONS).state().view()
+    bad = Kept(name="bad", strategy="fsdp2:shard_grad_op", ended="finished", options=OPTIONS).state().view()
+    told = compare([good, bad])["theory"]
+    assert told[0]["model_states"] == {"expected": 24 * MIB, "measured": 24 * MIB}
+    assert told[0]["communication"]["moved"] == {"expected": 36 * MIB, "measured": 36 * MIB}
+    assert told[1]["communication"]["all_gather"] == {"expected": 12 * MIB, "measured": 24 * MIB}
+    lines = {one.text: one.severity for one in findings([good, bad], ["a", "b"]) if "theory" in one.text}
+    (first, second) = lines.items()
+    assert first == (
+        "a against theory: model states 24.0 MiB of 24.0 MiB (0.0 %);"
+        " communication 36.0 MiB of 36.0 MiB (0.0 %), 3.00 times the parameters",
+        "ok",
+    )
+    assert "communication 36.0 MiB of 24.0 MiB (+50.0 %)" in second[0]
+    assert second[1] == "bad"
+    cells = [
+        [cell[0] if isinstance(cell, tuple) else cell for cell in one.cells]
+        for one in number_columns([good, bad], 0, False, 118)
+    ]
+    assert cells[0][-5:][0] == "  vs theory"
+    at = len(cells[0]) - 5
+    assert (cells[1][at].strip(), cells[2][at].strip()) == ("✓ 0.0 %", "✗ +50.0 %")
+    text = "\n".join(row_text(row) for row in write_theory([good, bad], 100))
+    assert "24.0 MiB measured   12.0 MiB by theory  +100.0 %" in text
+    assert "1 forward and 1 backward per step, 1 of which reduces; 12.0 MiB of parameters: 3.00 times" in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected", "severity"),
+    [
+        (100, 100, "ok"),
+        (105, 100, "ok"),
+        (110, 100, "warn"),
+        (80, 100, "bad"),
+        (0, 0, "ok"),
+        (1, 0, "bad"),
+        (None, 1, "note"),
+    ],
+)
+def test_how_near_is_near(measured: float | None, expected: float | None, severity: str) -> None:
+    """5 % matches, 15 % is near; nothing where nothing is due matches."""
+    assert match(measured, expected) == severity
+
+
+def test_every_format_has_the_numbers() -> None:
+    """Of the recipes, in Markdown, in the picture, as text and as JSON."""
+    views = [recipe.state().view() for recipe in RECIPES]
+    markdown = as_markdown(views)
+    assert "| model states per rank | 48.0 MiB | 48.0 MiB | **24.0 MiB** |" in markdown
+    assert "| model states, by theory | 48.0 MiB | 48.0 MiB | 24.0 MiB |" in markdown
+    assert "fsdp2:full\\_shard" in markdown
+    assert "losses agree" in markdown
+    assert "24.0 MiB *" in as_text(views)
+    assert json.loads(FORMATS["json"](views))["rows"] == compare(views)["rows"]
+    picture = ET.fromstring(as_svg(views))
+    texts = [node.text or "" for node in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert "24.0 MiB *" in texts
+    assert "3 fsdp2:full_shard" in texts
+    for recipe in RECIPES:
+        assert any(f"peak {recipe.peak(0) / MIB:.1f}  states {recipe.states() / MIB:.1f}" in text for text in texts)
+    # Bars are to scale: the ideal mark of a half is half as far from the left edge as that of a whole.
+    marks = [
+        float(node.get("x", 0)) + 1.5
+        for node in picture.iter("{http://www.w3.org/2000/svg}rect")
+        if node.get("width") == "3.0"
+    ]
+    left = next(
+        float(node.get("x", 0))
+        for node in picture.iter("{http://www.w3.org/2000/svg}rect")
+        if node.get("height") == "17.0" or node.get("height") == "17"
+    )
+    assert marks[2] - left == pytest.approx((marks[0] - left) / 2, abs=0.2)
+
+
+def test_a_run_without_numbers_is_compared_all_the_same() -> None:
+    """What is not known is –, in every format."""
+    views = [RECIPES[0].state().view(), Recipe(name="<new & empty>", steps=0, ended="failed").state().view()]
+    for write in (as_text, as_markdown, as_svg):
+        assert "–" in write(views)
+    ET.fromstring(as_svg(views))
+
+
+async def test_the_comparison_is_written_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """v asks for the format; the baseline comes first; f shows the theory."""
+    monkeypatch.chdir(tmp_path)
+    async with dashboard(a_world()) as (app, pilot):
+        await press(pilot, "space", "space", "space", "5")
+        screen = app.screen
+        assert isinstance(screen, CompareScreen)
+        await until(pilot, lambda: len(screen.runs()) == 3)
+        await press(pilot, "v", "escape")
+        assert list(tmp_path.iterdir()) == []
+        await press(pilot, "b", "v", "m")
+        (written,) = tmp_path.iterdir()
+        assert written.suffix == ".md"
+        assert written.read_text().startswith("# 1 ddp · 2 single · 3 fsdp2:full")
+        assert str(written) in said(app).replace("\n", "")
+        await press(pilot, "f")
+        await settle(pilot)
+        assert "by theory" in app.text()

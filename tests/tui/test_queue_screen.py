@@ -116,7 +116,7 @@ async def test_a_sweep_of_chosen_strategies() -> None:
         assert not world.queue.items
         await press(pilot, *["backspace"] * 8, *"ddp,fsdp2:full_shard", "enter")
         await settle(pilot)
-        assert isinstance(app.screen, QueueScreen)
+        assert app.current_mode == "queue"
         strategies = [item.spec.strategy for item in world.queue.items]
         assert strategies == ["single", "ddp", "fsdp2:full_shard"]
         assert {item.spec.steps for item in world.queue.items} == {50}

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
 from textual.widget import Widget
 
-from fsdp_tui.telemetry.advice import advise
-from fsdp_tui.telemetry.report import METRICS, compare
-from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
+from fsdp_tui.telemetry import sheets
+from fsdp_tui.telemetry.report import equivalence, metrics, theory
+from fsdp_tui.telemetry.sheets import Sheet
+from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui.comparison import (
+    FOOTNOTE,
+    FORMATS,
+    TRAFFIC,
+    findings,
+    mark,
+    match,
+    names,
+    run_bars,
+    theory_rows,
+    times,
+)
 from fsdp_tui.tui.keys import COMPARE, bindings_of
 from fsdp_tui.tui.screens.bands import Band, fit_bands
-from fsdp_tui.tui.screens.base import View, title_of
+from fsdp_tui.tui.screens.base import Text, View, title_of
 from fsdp_tui.tui.screens.run import RankBars
 from fsdp_tui.tui.source import Feed
-from fsdp_tui.tui.tables import amount, share_lines
+from fsdp_tui.tui.tables import amount
 from fsdp_tui.tui.theme import SERIES, Ink
-from fsdp_tui.tui.widgets.bars import Bars, Column, group_bytes, round_scale
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs, state_mark
 from fsdp_tui.tui.widgets.spark import spark
@@ -99,6 +112,10 @@ class CompareScreen(View):
         feeds = [self._feeds[run_id] for run_id in self.board.marked if run_id in self._feeds]
         return [feed.latest.view for feed in feeds if feed.latest is not None]
 
+    def sheets(self) -> Sequence[Sheet]:
+        runs = self.runs()
+        return [sheets.comparison(runs, names(runs))] if len(runs) >= NEEDED else ()
+
     def on_tick(self) -> None:
         if not self.ready:
             return
@@ -140,8 +157,8 @@ class CompareScreen(View):
         n = len(runs)
         return [
             Band("bars", 3 + n, 5 + 2 * n, 1),
-            Band("numbers", 1 + len(METRICS), 2 + len(METRICS), 3),
-            Band("said", 5, 14, 3),
+            Band("numbers", 8, 3 + len(_lines(runs)), 3),
+            Band("said", 5, 24, 3),
             Band("trends", 2 + n, 2 + n, 1),
         ]
 
@@ -173,6 +190,27 @@ class CompareScreen(View):
 
     # Keys
 
+    def action_formula(self) -> None:
+        """What theory says of each, in full."""
+        if len(runs := self.runs()) >= NEEDED:
+            self.app.push_screen(Text("theory", lambda width: write_theory(runs, width)))
+
+    def action_export(self) -> None:
+        """Asks for a format and writes the comparison to a file."""
+        if len(self.runs()) < NEEDED:
+            self.app.notify("a comparison needs two runs: mark them on the Runs screen", severity="warning")
+            return
+        self.board.ask(
+            "Write this comparison to a file?",
+            [("escape", "no", ""), ("m", "Markdown", "md"), ("s", "SVG, a picture", "svg"), ("j", "JSON", "json")],
+            lambda answer: self._export(answer) if answer else None,
+        )
+
+    def _export(self, form: str) -> None:
+        runs = self.runs()
+        order = [runs[self.baseline], *(run for at, run in enumerate(runs) if at != self.baseline)]
+        self.board.write_out(f"fsdp-tui-compare-{time.strftime('%H%M%S')}.{form}", FORMATS[form](order))
+
     def on_rank_bars_moved(self, event: RankBars.Moved) -> None:
         last = len(self.runs()) - 1
         self.cursor = max(0, min(last, event.to if event.to is not None else self.cursor + event.by))
@@ -198,14 +236,6 @@ class CompareScreen(View):
             self.board.open_run(feeds[self.cursor].entry)
 
 
-def names(runs: Sequence[RunView]) -> list[str]:
-    """The number that each was marked with, and the strategy where all differ, else the name."""
-    strategies = [run.effective or run.requested or run.script or fmt.UNKNOWN for run in runs]
-    own = [run.name or strategy for run, strategy in zip(runs, strategies, strict=True)]
-    chosen = strategies if len(set(strategies)) == len(runs) else own
-    return [f"{at} {name}" for at, name in enumerate(chosen, 1)]
-
-
 def same_text(runs: Sequence[RunView]) -> str:
     """What all runs share, for the header."""
     if not runs:
@@ -219,72 +249,68 @@ def same_text(runs: Sequence[RunView]) -> str:
     return " · ".join([f"{len(runs)} runs", *parts])
 
 
-def fullest(run: RunView) -> RankView | None:
-    """The rank with the highest peak."""
-    return max(run.ranks, key=lambda rank: total(rank.peak) or 0, default=None)
+class _Line(NamedTuple):
+    """One row of the numbers."""
+
+    name: str
+    unit: str
+    values: Sequence[float | None]
+    best: int | None = None
+    theory: Sequence[float | None] = ()
+    """What the values are measured against; then the row says how far they are from it."""
 
 
-def run_bars(runs: Sequence[RunView], cursor: int | None) -> Bars:
-    """A bar per run: its fullest rank at the peak, and the states that theory gives it."""
-    full = [fullest(run) for run in runs]
-    device = any(rank is not None and rank.hello is not None and rank.hello.device.startswith("cuda") for rank in full)
-    groups, whole = group_bytes([rank.peak or None if rank else None for rank in full], device=device)
-    peak = np.array([rank.highest_bytes if rank else None for rank in full], dtype=float)
-    ideal = np.array([run.ideal_state_bytes for run in runs], dtype=float)
-    states = [_states(run) for run in runs]
-    known = np.concatenate([whole[np.isfinite(whole)], peak[np.isfinite(peak)], ideal[np.isfinite(ideal)]])
-    scale = round_scale(float(known.max()) if known.size else 0.0)
-    unit = fmt.scale_for([scale])
-    theory = [float("nan") if value is None else float(value) for value in (run.ideal_state_bytes for run in runs)]
-    off = [fmt.change(value, run.ideal_state_bytes) for value, run in zip(states, runs, strict=True)]
-    return Bars(
-        labels=names(runs),
-        groups=groups,
-        total=whole,
-        peak=peak,
-        ideal=ideal,
-        scale_bytes=scale,
-        unit=unit,
-        columns=[
-            Column("peak", whole, essential=True),
-            Column("states", [float("nan") if value is None else float(value) for value in states], essential=True),
-            Column("theory", theory),
-            Column("off", off),
-        ],
-        selected=cursor,
-        heading="run",
-        what="runs",
-        ideal_label="states by theory",
-    )
+def _lines(runs: Sequence[RunView]) -> list[_Line]:
+    """What there is to compare, theory below what it speaks of; rows that are 0 or not known in all runs are left out."""
+    told = dict(theory_rows(runs))
+    lines = []
+    for row in metrics(runs):
+        metric, values = row["metric"], row["values"]
+        if metric in TRAFFIC and not any(values):
+            continue
+        lines.append(_Line(ROWS.get(metric, metric), row["unit"], values, row["best"]))
+        if metric == "model_states":
+            lines.append(_theory_line("  vs theory", told["model states"]))
+        if metric == "all_reduce" and TRAFFIC["moved"] in told:
+            lines.append(_theory_line("  vs theory", told[TRAFFIC["moved"]]))
+    if TRAFFIC["moved"] in told and not any(line.name == ROWS["all_reduce"] for line in lines):
+        at = max(at for at, line in enumerate(lines) if line.name in (ROWS["all_gather"], ROWS["reduce_scatter"]))
+        lines.insert(at + 1, _theory_line("  vs theory", told[TRAFFIC["moved"]]))
+    return lines
 
 
-def _states(run: RunView) -> int | None:
-    held = [model_states(rank.memory) for rank in run.ranks]
-    known = [value for value in held if value is not None]
-    return max(known) if known and len(known) == len(held) else None
+def _theory_line(name: str, pairs: Sequence[tuple[int | None, int | None]]) -> _Line:
+    return _Line(name, "", [measured for _, measured in pairs], theory=[expected for expected, _ in pairs])
 
 
 def number_columns(runs: Sequence[RunView], baseline: int, deltas: bool, width: int) -> list[TableColumn]:
-    """A row per metric, a column per run; differences to the baseline where asked and where there is room for them."""
-    document = compare(runs)
-    words = [ROWS.get(row["metric"], row["metric"]) for row in document["rows"]]
+    """A row per metric, a column per run; differences to the baseline where asked and where there is room for them. Where
+    there is hardly any, the unit of a row stands in its name."""
+    lines = _lines(runs)
     labels = [f"{state_mark(run.state).glyph} {name}" for run, name in zip(runs, names(runs), strict=True)]
+    room = (width - max(len(line.name) for line in lines)) // len(runs) - GAP
+    short = room < 11
+    units = [_unit_of(line) if short and line.unit in UNITS else None for line in lines]
+    words = [
+        f"{line.name} {unit.name}".rstrip() if unit else line.name for line, unit in zip(lines, units, strict=True)
+    ]
     room = (width - max(map(len, words))) // len(runs) - GAP
     with_deltas = deltas and room >= 18
     columns = [TableColumn("", words, left=True)]
     for at, label in enumerate(labels):
         cells: list[tuple[str, Ink]] = []
-        for row in document["rows"]:
-            value, values = row["values"][at], row["values"]
-            text = amount(value, row["unit"])
-            best = row["best"] is not None and value == values[row["best"]]
-            mark = "*" if best else " "
+        for line, unit in zip(lines, units, strict=True):
+            value, base = line.values[at], line.values[baseline]
+            if line.theory:
+                cells.append(
+                    _theory_cell(value, line.theory[at], padded=" " * 9 if with_deltas and at != baseline else "")
+                )
+                continue
+            best = line.best is not None and value == line.values[line.best]
+            text = (fmt.in_unit(value, unit) if unit else amount(value, line.unit)) + ("*" if best else " ")
             if with_deltas and at != baseline:
                 # Of one width, so that numbers stand under numbers and differences under differences.
-                known = value is not None and values[baseline] and row["metric"] != "loss"
-                text = f"{text}{mark}{difference(value, values[baseline]) if known else '':>9}"
-            else:
-                text += mark
+                text = f"{text}{difference(value, base) if value is not None and base and line.unit else '':>9}"
             cells.append((text, Ink("ok", bold=True) if best else LABEL))
         widest = max(len(text) for text, _ in cells)
         columns.append(
@@ -297,51 +323,80 @@ def number_columns(runs: Sequence[RunView], baseline: int, deltas: bool, width: 
     return columns
 
 
+def _unit_of(line: _Line) -> fmt.Unit:
+    """One unit for a row, with two digits after the point where its small values need them."""
+    unit = fmt.scale_for(line.values, UNITS[line.unit])
+    small = any(0 < value < 10 * unit.size for value in line.values if value is not None)
+    return unit._replace(decimals=2) if small and unit.size > 1 else unit
+
+
+UNITS = {"bytes": fmt.BYTES, "ns": fmt.NANOSECONDS, "tokens/s": fmt.ONES, "samples/s": fmt.ONES}
+
+
+def _theory_cell(measured: float | None, expected: float | None, padded: str) -> tuple[str, Ink]:
+    """How far a measurement is from theory, with its mark."""
+    severity = match(measured, expected)
+    glyph = mark(severity)
+    if not expected and measured is not None:  # nothing is to be moved, and nothing is
+        return f"{glyph} {fmt.count(measured)} {padded}", Ink(severity)
+    return f"{glyph} {fmt.change(measured, expected)} {padded}", Ink(severity)
+
+
 def difference(value: float, base: float) -> str:
     """As a percentage, and as a multiple where that says more: "−36.8 %", "×320"."""
     return f"×{value / base:,.0f}" if value / base >= 10 else fmt.change(value, base)
 
 
 def write_verdict(runs: Sequence[RunView], baseline: int, width: int) -> list[Row]:
-    """Loss agreement, what differs besides the strategy, and the share of the states that each run keeps."""
-    order = [runs[baseline], *(run for at, run in enumerate(runs) if at != baseline)]
-    document = compare(order)
-    rows: list[Row] = []
+    """The advice, whether it is one training, what differs, and what theory says of each run."""
+    order = [baseline, *(at for at in range(len(runs)) if at != baseline)]
     labels = names(runs)
-    order_names = [labels[baseline], *(label for at, label in enumerate(labels) if at != baseline)]
-    if (advice := advise(order, order_names)) is not None:
-        rows += paragraph(advice.text, width, first=[("→ ", Ink("ok", bold=True))])
-    verdict = document["equivalence"]
-    if verdict["agrees"] is None:
-        rows += paragraph(
-            "losses cannot be compared yet: no step has one in all runs",
-            width,
-            QUIET,
-            first=[("? ", Ink("note", bold=True))],
-        )
-    else:
-        good = bool(verdict["agrees"])
-        rows += paragraph(
-            f"losses {'agree' if good else 'differ'}: largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)}"
-            f" over {verdict['steps_compared']:,} steps, tolerance {verdict['tolerance']:g}",
-            width,
-            first=[("✓ " if good else "▲ ", Ink("ok" if good else "bad", bold=True))],
-        )
-    for key, values in document["differences"].items():
-        if key == "nproc":
-            continue
-        said = ", ".join(fmt.UNKNOWN if value is None else str(value) for value in values)
-        rows += paragraph(f"{key} differs: {said}", width, first=[("! ", Ink("warn", bold=True))])
-    # A share of another model's states would say nothing.
-    for line in share_lines([run for run in order if run.params == order[0].params]):
-        rows += paragraph(line, width, first=[("✓ ", Ink("ok", bold=True))])
-    rows += paragraph("* best of its row; memory of the fullest rank, times and bytes per step and rank", width, QUIET)
+    rows: list[Row] = []
+    for one in findings([runs[at] for at in order], [labels[at] for at in order]):
+        role = "ok" if one.severity == "advice" else one.severity
+        rows += paragraph(one.text, width, first=[(f"{one.mark} ", Ink(role, bold=True))])
+    return rows + paragraph(FOOTNOTE, width, QUIET)
+
+
+def write_theory(runs: Sequence[RunView], width: int) -> list[Row]:
+    """What theory says of each run, beside what was measured, and how it is worked out."""
+    rows = paragraph(THEORY, width, QUIET)
+    by_theory = theory_rows(runs)
+    for at, (name, run) in enumerate(zip(names(runs), runs, strict=True)):
+        said = theory(run)["communication"]
+        rows += [crop([], width), crop([(name, STRONG), (f"  {run.world_size:,} ranks", QUIET)], width)]
+        for label, pairs in by_theory:
+            expected, measured = pairs[at]
+            severity = match(measured, expected)
+            row: Row = [
+                (f"  {mark(severity)} ", Ink(severity, bold=True)),
+                (f"{label:<15}", LABEL),
+                (f"{fmt.size(measured):>11} measured", LABEL),
+                (f"{fmt.size(expected):>11} by theory", LABEL),
+                (f"  {fmt.change(measured, expected) if expected else ''}", Ink(severity)),
+            ]
+            rows.append(crop(row, width))
+        if said is not None:
+            passes = (
+                f"{said['forwards']} forward and {said['backwards']} backward per step, {said['reducing_backwards']} of which"
+                f" reduces; {fmt.size(said['parameters_bytes'])} of parameters: {times(said)} of them are moved"
+            )
+            rows += paragraph(passes, width, QUIET, first=[("    ", QUIET)])
     return rows
+
+
+THEORY = (
+    "Model states: parameters, gradients and optimizer state, whole for single and DDP, cut into equal parts for FSDP (by groups"
+    " for a hybrid). Communication per step and rank: each unit is all-gathered once per forward, once more per backward unless"
+    " its parameters were kept, and reduce-scattered once per backward that reduces; DDP all-reduces the gradients of all"
+    " parameters. Bytes are of the gathered or reduced type with padding: gathered output, reduce input. Moved in all counts an"
+    " all-reduce twice, as a reduce-scatter and an all-gather. ✓ within 5 %, ! within 15 %, ✗ further away, ? not known."
+)
 
 
 def agreement(runs: Sequence[RunView]) -> Row:
     """Whether the losses agree, in two words."""
-    agrees = compare(runs)["equivalence"]["agrees"]
+    agrees = equivalence(runs)["agrees"]
     if agrees is None:
         return [("? losses not comparable yet", Ink("note"))]
     return [("✓ losses agree", Ink("ok"))] if agrees else [("▲ losses differ", Ink("bad", bold=True))]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import msgspec
 import pytest
 
 from fsdp_tui.telemetry.messages import CATEGORIES, Ended
-from fsdp_tui.telemetry.report import compare, equivalence, show
+from fsdp_tui.telemetry.report import compare, equivalence, global_batch, show
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView
 
@@ -136,3 +138,51 @@ def test_differences_are_named() -> None:
     """Runs with other options are not silently compared."""
     found = compare([a_run(model="tiny"), a_run(model="small")])["differences"]
     assert found == {"model": ["tiny", "small"]}
+
+
+def test_the_same_training_and_another_one() -> None:
+    """How it runs is no difference; what is trained is; what nobody tells is not known."""
+    options: dict[str, Any] = {"target": "demo", "model": "tiny", "batch": "8", "seq": "128", "seed": "0"}
+    document = compare([a_run(**options, wrap="transformer"), a_run("ddp", **options, wrap="none", accumulate="2")])
+    assert document["differences"] == {}
+    assert document["settings"] == {"wrap": ["transformer", "none"], "accumulate": [None, "2"]}
+    assert {check["subject"]: check["same"] for check in document["comparability"]} == {
+        "model": True,
+        "data": True,
+        "global batch": True,
+        "seed": True,
+        "device": True,
+        "versions": True,
+    }
+    other = compare([a_run(**options), a_run(**(options | {"batch": "16", "seed": "1", "data": "texts"}))])
+    assert other["differences"] == {"batch": ["8", "16"], "seed": ["0", "1"], "data": ["the demo's own", "texts"]}
+    assert [check["subject"] for check in other["comparability"] if check["same"] is False] == [
+        "data",
+        "global batch",
+        "seed",
+    ]
+    unknown = compare([a_run(), a_run()])["comparability"]
+    assert {check["subject"] for check in unknown if check["same"] is None} == {"data", "global batch", "seed"}
+
+
+def test_the_global_batch_of_a_script_is_counted() -> None:
+    """Inputs of all ranks, and of all backwards of a step, whatever way they are cut."""
+
+    def a_script(samples: int, ranks: int, *arguments: str) -> RunView:
+        state = RunState()
+        command = ["fsdp-tui", "run", "train.py", *arguments]
+        told = msgspec.structs.replace(launched(ranks, "ddp", target="script", script="train.py"), command=command)
+        state.apply(told)
+        for rank in range(ranks):
+            state.apply(msgspec.structs.replace(hello(rank), world_size=ranks))
+            state.apply(structure(rank, effective="ddp"))
+        for number in range(1, 4):
+            for rank in range(ranks):
+                state.apply(msgspec.structs.replace(step(rank, number), samples=samples, backwards=8 // samples))
+        return state.view()
+
+    one, two, three = a_script(8, 2), a_script(4, 4), a_script(8, 4, "--lr", "1")
+    assert [global_batch(run) for run in (one, two, three)] == [16, 16, 32]
+    assert compare([one, two])["differences"] == {}
+    assert compare([one, two])["settings"] == {"ranks": [2, 4]}
+    assert compare([one, three])["differences"] == {"batch": [16, 32], "arguments": ["", "--lr 1"]}
