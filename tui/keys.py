@@ -49,7 +49,6 @@ KEYS: tuple[Key, ...] = (
     Key("runs.open", "enter", "open", "open", "Open the run: a live one as it trains, a recorded one as it ended.", (RUNS,), "run"),
     Key("runs.mark", "space", "mark", "mark", "Mark the run for comparing; the first one marked is the baseline.", (RUNS,)),
     Key("runs.delete", "d,delete", "delete", "delete", "Delete the run and everything recorded of it. Asks first.", (RUNS,), "run"),
-    Key("note", "n", "note", "note", "Write a note on the run, or tags; they are kept with its recording, and / finds tag:NAME.", (RUNS, RUN), "run"),
     Key("runs.unfilter", "escape", "back", "end filter", "Ends the filter: all runs are shown again.", (RUNS,), footer=False),
     # Comm
     Key("comm.metric", "x", "metric", "metric", "What the colours say: lateness, exposed time, duration, bus bandwidth.", (COMM,), "view"),
@@ -67,6 +66,7 @@ KEYS: tuple[Key, ...] = (
     Key("past.back", "less_than_sign", "past_step(-1)", "past", "One recorded step back, into the past. The run goes on meanwhile, and nothing is lost.", OF_RUN, "past"),
     Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; units: unit:pattern; runs: a pattern, tag:NAME; ! inverts.", (RUN, RUNS, COMM), "view"),
     Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS, COMM), "view"),
+    Key("note", "n", "note", "note", "Write a note on the run, or tags; they are kept with its recording, and / finds tag:NAME.", (RUNS, RUN), "run"),
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
     Key("run.stop", "x,ctrl+k", "stop", "stop run", "Stop the training on all ranks at one step. Asks first.", (RUN,), "run"),
     Key("run.hold", "h", "hold", "hold training", "Hold the training on all ranks at one step (asks first), or let it go on.", (RUN,), "run"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from textual.widgets import Input
 
@@ -26,6 +28,25 @@ EIGHT_GPUS = Recipe(
     heavy_rank=5,
 )
 RECIPES = {2: Recipe(), 8: EIGHT_GPUS, 64: Recipe(ranks=64, name="many", heavy_rank=17)}
+RECIPES[1024] = Recipe(ranks=1024, name="very many", heavy_rank=517, steps=6, state_bytes=4096 * MIB)
+
+
+BAR = re.compile(r"(\d+)[▸ ]([PGOUAc┃▏·]{8,})\s+([\d.]+)(?:\s+([\d.]+))?")
+"""Rank, bar, and its numbers."""
+
+
+def check_bars(recipe: Recipe, text: str, unit: int) -> None:
+    """Each bar's peak as a number, and the places of its ideal and peak marks on the scale, from the recipe."""
+    found = BAR.findall(text)
+    assert found
+    scales = re.search(r"(?:of|right edge =) ([\d.]+) [MG]iB", text)
+    assert scales is not None
+    for rank, bar, *numbers in found:
+        peak = recipe.peak(int(rank)) / unit
+        assert f"{peak:.1f}" in numbers[:2], (rank, numbers)
+        cell = float(scales[1]) / len(bar)
+        assert bar.index("▏") * cell == pytest.approx(peak, abs=1.01 * cell), rank
+        assert bar.index("┃") * cell == pytest.approx(recipe.states() / unit, abs=1.01 * cell), rank
 
 
 @pytest.mark.parametrize("ranks", RECIPES)
@@ -39,7 +60,8 @@ async def test_what_the_screen_shows(ranks: int, size: tuple[int, int]) -> None:
     worst = max(range(ranks), key=recipe.peak)
     assert f"{recipe.peak(worst) / unit:.1f}" in text
     assert f"step {recipe.steps}/1,000" in text
-    assert "loss 2.778" in text  # 5 / (1 + 40/50)
+    check_bars(recipe, text, unit)
+    assert f"loss {recipe.loss / (1 + recipe.steps / 50):.3f}" in text
     assert "data 0.2 s old" in text or "0.2 s old" in text
     check_golden(f"run-{ranks}-{size[0]}x{size[1]}", text)
 
