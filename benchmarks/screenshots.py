@@ -56,6 +56,7 @@ async def photograph(runs: list[str]) -> None:
         for name, keys, shown in (
             ("run", ["1"], "blocks.0"),
             ("step", ["2"], "why the peak is here"),
+            ("comm", ["3"], "who waits for whom"),
             ("launch", ["4"], "the same from a shell"),
             ("runs", ["escape", "0"], STRATEGIES[0]),
             ("compare", ["5"], "losses agree"),

@@ -34,7 +34,7 @@ Metric = Literal["lateness", "exposed", "duration", "bandwidth"]
 METRICS: Final[tuple[Metric, ...]] = ("lateness", "exposed", "duration", "bandwidth")
 """What the others wait for the rank, what its compute waits, what its calls take, each in ns per step; bytes per second on
 its link while they run (bus bandwidth)."""
-KEPT = len(METRICS)
+KEPT = len(METRICS) + 1
 """Metrics and selections whose reduced steps are kept, those asked for last."""
 BACKWARD = COMM_PHASES.index("backward")
 
@@ -297,6 +297,33 @@ class CommGrid:
             found = [self._buckets(rank)] if place.unit is None else self._calls_of(rank, place.unit)
             self._calls[rank, place] = found
         return found
+
+    def together(self, rank: int, place: Place) -> CallFigures | None:
+        """All calls of a rank in a place; its `kind` and `phase` are -1. None where there are none.
+
+        Its times are medians of sums, which are not the sums of the calls' medians: one call is late in this step, and
+        another in the next.
+        """
+        at = self.places.index(place)
+        if not 0 <= rank < self.ranks or self.figures("duration").absent[rank, at]:
+            return None
+        calls, nbytes = self.volume()[at]
+        lateness, exposed, duration, bus = (
+            None if value != value else value for value in (float(self.figures(m).cells[rank, at]) for m in METRICS)
+        )
+        return CallFigures(
+            kind=-1,
+            phase=-1,
+            calls=calls,
+            nbytes=nbytes,
+            median_ns=None,
+            duration_ns=_whole(duration),
+            exposed_ns=_whole(exposed),
+            late_ns=_whole(lateness),
+            algbw_bytes_per_s=nbytes / duration * 1e9 if duration else None,
+            busbw_bytes_per_s=bus,
+            group_size=None,
+        )
 
     def _calls_of(self, rank: int, place: int) -> list[CallFigures]:
         columns = [at for at, (unit, _, _) in enumerate(self._keys) if unit == place]

@@ -58,7 +58,9 @@ class CallsScreen(Replayed):
         if run is not None and self.place is not None and self.place < len(places):
             trail += f" › {place_words(places[self.place])}"
             table.empty = "this rank makes no calls here"
-            table.show_columns(call_columns(run.grid.calls(self.rank, places[self.place])))
+            calls = run.grid.calls(self.rank, places[self.place])
+            whole = run.grid.together(self.rank, places[self.place])
+            table.show_columns(call_columns([*calls, whole] if whole is not None and len(calls) > 1 else calls))
         else:
             table.empty = no_collectives(run)
             table.show_columns(unit_columns(run, self.rank) if run else [])

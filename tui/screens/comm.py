@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from fsdp_tui.telemetry import sheets
-from fsdp_tui.telemetry.grid import METRICS, CallFigures
+from fsdp_tui.telemetry.grid import ALL, METRICS, CallFigures
 from fsdp_tui.telemetry.messages import COMM_PHASES
 from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.telemetry.view import RankView, RunView
@@ -159,10 +159,9 @@ class CommScreen(Banded):
 
     def _prepare(self, run: RunView) -> None:
         """Works out what the next tick shows, in the feed's thread."""
-        choice, spot, below = self.choice, self.spot, "units-band" in self.below
-        run.grid.figures(choice.metric, choice.selection).excess  # noqa: B018
-        for metric in METRICS if not below else ():
-            run.grid.figures(metric).excess  # noqa: B018
+        choice, spot = self.choice, self.spot
+        for metric, selection in ((choice.metric, choice.selection), *((metric, ALL) for metric in METRICS)):
+            run.grid.figures(metric, selection).excess  # noqa: B018
         if spot is not None:
             self._calls(run, spot)
 
@@ -241,7 +240,11 @@ class CommScreen(Banded):
         wide = self.size.width * CELL_PERCENT // 100 if self.size.width >= WIDE else self.size.width
         title_of(pane, spot_words(run, self.choice, spot, wide - 6))
         pane.empty = "this rank makes no calls here"
-        pane.show_columns(call_columns(self._calls(run, spot)))
+        calls = self._calls(run, spot)
+        whole = run.grid.together(spot.rank, run.grid.places[spot.place])
+        # What all of them come to, where they leave a row for it.
+        room = pane.size.height - 1 > len(calls) > 1
+        pane.show_columns(call_columns([*calls, whole] if whole is not None and room else calls))
 
     def _show_units(self, run: RunView | None) -> None:
         """All units of the chosen rank, where there is room: what the next step into the rank shows too."""

@@ -326,8 +326,8 @@ def spot_words(run: RunView, choice: Choice, spot: Spot, width: int = 1000) -> s
 
 
 def call_words(call: CallFigures) -> str:
-    """ "all-gather fwd"."""
-    return f"{WORDS[call.kind]} {SHORT_PHASES[call.phase]}"
+    """ "all-gather fwd"; "together" for all of them."""
+    return "together" if call.kind < 0 else f"{WORDS[call.kind]} {SHORT_PHASES[call.phase]}"
 
 
 def call_columns(calls: Sequence[CallFigures]) -> list[TableColumn]:
@@ -335,7 +335,11 @@ def call_columns(calls: Sequence[CallFigures]) -> list[TableColumn]:
     if not calls:
         return []
     return [
-        TableColumn("collective", [(call_words(call), Ink(ROLES[call.kind])) for call in calls], left=True),
+        TableColumn(
+            "collective",
+            [(call_words(call), Ink(ROLES[call.kind]) if call.kind >= 0 else STRONG) for call in calls],
+            left=True,
+        ),
         TableColumn("calls", [f"{call.calls:g}" for call in calls], need=4),
         TableColumn("bytes", [fmt.size(call.nbytes) for call in calls], need=3),
         TableColumn("a call", [fmt.duration(call.median_ns) for call in calls], need=2),

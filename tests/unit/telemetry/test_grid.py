@@ -275,6 +275,22 @@ def test_what_a_rank_calls_in_a_unit() -> None:
     assert gather.group_size == 4
 
 
+def test_all_calls_of_a_rank_in_a_unit_have_a_median_of_their_own() -> None:
+    """Of the sums of each step, which is not the sum of the calls' medians."""
+    made = Made()
+    grid = made.state.view().grid
+    whole = grid.together(2, grid.places[1])
+    assert whole is not None
+    every = Selection()
+    assert (whole.calls, whole.nbytes, whole.median_ns) == (4, 900, None)
+    assert whole.duration_ns == int(made.expected("duration", every, 2, 1) or 0)
+    assert whole.exposed_ns == int(made.expected("exposed", every, 2, 1) or 0)
+    assert whole.late_ns == int(made.expected("lateness", every, 2, 1) or 0)
+    assert whole.busbw_bytes_per_s == pytest.approx(made.expected("bandwidth", every, 2, 1))
+    assert whole.algbw_bytes_per_s == pytest.approx(900 / (made.expected("duration", every, 2, 1) or 1) * 1e9)
+    assert grid.together(9, grid.places[1]) is None
+
+
 def test_a_rank_that_makes_no_call_is_absent_and_not_0() -> None:
     """Rank 0 alone reduces something at the end of the step."""
     state = RunState()
