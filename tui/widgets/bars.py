@@ -596,5 +596,5 @@ class MemoryBars(Chart):
 
     def draw(self, width: int, height: int, letters: bool) -> list[Row]:
         if self._bars is None:
-            return [crop([("no memory measured yet", QUIET)], width)]
+            return [crop([("no memory measured yet (o: what the ranks print)", QUIET)], width)]
         return draw_bars(self._bars, width, height, letters=letters)
