@@ -28,8 +28,8 @@ from fsdp_tui.tui.screens.compare import CompareScreen
 from fsdp_tui.tui.screens.details import SHOWS, write_help
 from fsdp_tui.tui.screens.launch import LaunchScreen
 from fsdp_tui.tui.screens.logs import LogsScreen
-from fsdp_tui.tui.screens.rank import RankScreen
 from fsdp_tui.tui.screens.queue import QueueScreen
+from fsdp_tui.tui.screens.rank import RankScreen
 from fsdp_tui.tui.screens.run import RunScreen
 from fsdp_tui.tui.screens.runs import RunsScreen
 from fsdp_tui.tui.screens.step import StepScreen

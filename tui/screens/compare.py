@@ -157,7 +157,7 @@ class CompareScreen(View):
         n = len(runs)
         return [
             Band("bars", 3 + n, 5 + 2 * n, 1),
-            Band("numbers", 8, 3 + len(_lines(runs)), 3),
+            Band("numbers", 8, 3 + len(_lines(runs)), 6),
             Band("said", 5, 24, 3),
             Band("trends", 2 + n, 2 + n, 1),
         ]

@@ -226,3 +226,11 @@ def test_presets_that_cannot_be_used(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
+
+
+def test_a_note_takes_its_options_anywhere() -> None:
+    """argparse alone does not take a text that follows an option."""
+    parsed = parse(["note", "last", "--tag", "a", "-t", "b", "the text", "goes on"])
+    assert (parsed.run, parsed.tag, parsed.text) == ("last", ["a", "b"], ["the text", "goes on"])
+    assert parse(["note", "last", ""]).text == [""]
+    assert parse(["note", "--json", "last", "--untag=a", "--", "-x"]).text == ["-x"]
