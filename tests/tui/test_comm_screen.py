@@ -79,7 +79,7 @@ async def test_every_cell_of_a_small_map_is_the_recipes() -> None:
     found = {}
     for line in lines:
         numbers = re.findall(r"\d+\.\d\d", line)
-        if (label := re.match(r"│ *(\d)[ ▸]", line)) and len(numbers) >= 8:
+        if (label := re.match(r"[│┃] *(\d)[ ▸]", line)) and len(numbers) >= 8:
             found[int(label[1])] = [float(number) for number in numbers[:8]]
     assert sorted(found) == list(range(8))
     for rank, row in found.items():
@@ -209,7 +209,7 @@ async def test_drill_down_from_rank_to_unit_to_collective_and_back() -> None:
         assert rank.rank == 5
         text = app.text()
         for unit in (0, 7):
-            line = next(line for line in text.splitlines() if line.startswith(f"│{recipe.names()[unit]} "))
+            line = next(line for line in text.splitlines() if line[1:].startswith(f"{recipe.names()[unit]} "))
             assert fmt.duration(lateness_ns(recipe, 5, unit)) in line
         await press(pilot, "right")
         assert rank.rank == 6
@@ -328,8 +328,8 @@ async def test_freeze_and_copy() -> None:
         await settle(pilot)
         frozen = app.text()
         assert "frozen" in frozen
-        assert [line for line in frozen.splitlines() if line.startswith("│  ")] == [
-            line for line in before.splitlines() if line.startswith("│  ")
+        assert [line for line in frozen.splitlines() if line[1:3] == "  "] == [
+            line for line in before.splitlines() if line[1:3] == "  "
         ]
         await press(pilot, "space")
         assert "median of 59 steps" in app.text()

@@ -51,8 +51,8 @@ class MetricWords(NamedTuple):
 
 
 METRIC_WORDS: Final[dict[Metric, MetricWords]] = {
-    "lateness": MetricWords("lateness: what the others wait for a rank", "lateness", "late"),
-    "exposed": MetricWords("exposed: what compute waits for it", "exposed", "exposed"),
+    "lateness": MetricWords("lateness: how long the others wait for a rank", "lateness", "late"),
+    "exposed": MetricWords("exposed: how long compute waits for it", "exposed", "exposed"),
     "duration": MetricWords("duration of the calls", "duration", "takes"),
     "bandwidth": MetricWords("bus bandwidth", "bandwidth", "bus"),
 }
