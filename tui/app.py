@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -121,7 +122,8 @@ class Dashboard(App[int]):
         entries: Sequence[RunEntry] = (),
         settings: Settings | None = None,
     ) -> None:
-        super().__init__()
+        # No colour means none, not greys: what is left is the terminal's own two.
+        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         self.settings = settings or Settings()
         # A pane that slides into place is late, and costs bytes over ssh.
         self.animation_level = "none"
@@ -154,8 +156,8 @@ class Dashboard(App[int]):
     def on_mount(self) -> None:
         for theme in THEMES:
             self.register_theme(theme)
-        wanted = self.settings.theme
-        self.theme = theme_for(self.console.color_system) if wanted == AUTO else f"fsdp-{wanted}"
+        wanted, can = self.settings.theme, None if self.no_color else self.console.color_system
+        self.theme = theme_for(can) if wanted == AUTO or self.no_color else f"fsdp-{wanted}"
         self.set_keymap(keymap(self.keys))
         for problem in self.settings.problems:
             self.notify(problem, title="settings", severity="warning", timeout=20, markup=False)

@@ -309,6 +309,10 @@ THEMES: Final = (
             "border-blurred": "ansi_bright_black",
             "footer-key-foreground": "ansi_cyan",
             "input-cursor-text-style": "reverse",
+            # In lists: what one is on, also where there are no colours. (Textual's lists do not know reverse.)
+            "block-cursor-foreground": "ansi_black",
+            "block-cursor-background": "ansi_white",
+            "block-cursor-text-style": "bold underline",
         },
     ),
 )
@@ -339,18 +343,31 @@ class Ink(NamedTuple):
     bold: bool = False
 
 
+CURSOR: Final = "cursor"
+"""The role that lies behind what one is on."""
+
+
 class Palette:
     """Rich styles for inks under one theme."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(self, variables: Mapping[str, str], *, reverse_cursor: bool = False) -> None:
+        """`reverse_cursor`: what one is on is shown in reverse, where a colour for it may be none, or the background's."""
         self._variables = variables
+        self._reverse_cursor = reverse_cursor
         self._colors: dict[str, RichColor | None] = {}
         self._styles: dict[Ink, Style] = {}
 
     def __getitem__(self, ink: Ink) -> Style:
         style = self._styles.get(ink)
         if style is None:
-            style = Style(color=self.color(ink.fg), bgcolor=self.color(ink.bg), bold=ink.bold or None)
+            reverse = self._reverse_cursor and ink.bg == CURSOR
+            background = None if reverse else self.color(ink.bg)
+            style = Style(
+                color=None if reverse else self.color(ink.fg),
+                bgcolor=background,
+                bold=ink.bold or None,
+                reverse=reverse or None,
+            )
             self._styles[ink] = style
         return style
 
@@ -366,14 +383,14 @@ class Palette:
         return self._colors[role]
 
 
-_palettes: dict[tuple[str, str], Palette] = {}
+_palettes: dict[tuple[str, str, bool], Palette] = {}
 
 
 def palette_for(app: App[Any]) -> Palette:
     """The palette of the app's theme."""
     variables = app.theme_variables
     # The name alone is not enough: a theme may be registered again under it.
-    key = (app.theme, variables.get("params", "") + variables.get("background", ""))
+    key = (app.theme, variables.get("params", "") + variables.get("background", ""), app.native_ansi_color)
     if key not in _palettes:
-        _palettes[key] = Palette(dict(variables))
+        _palettes[key] = Palette(dict(variables), reverse_cursor=key[2])
     return _palettes[key]
