@@ -21,6 +21,8 @@ import torch.distributed as dist
 from fsdp_tui.telemetry.messages import Command
 
 PAUSE_POLL_S = 0.1
+PATIENCE_S = 10.0
+"""How long the others' word of a whole step ago is waited for."""
 NEVER_LAST = 2**63 - 1
 """In place of its newest capture's number from a rank that hears of none: the others do not wait for it."""
 
@@ -56,6 +58,10 @@ class Agreement:
         self._all_reduce = dist.all_reduce if not self._alone else None
         self._group = None if self._alone else dist.new_group(backend="gloo")
         self._pending: tuple[Any, torch.Tensor] | None = None
+        self._deaf = False
+        """Whether requests are not acted on any more, since the ranks cannot agree."""
+        self._agreed: tuple[bool, bool, Command | None] | None = None
+        """Of the boundary that comes next, if it was asked for early."""
         self._pause_is_old = False
         self._wished: Command | None = None
         self._captures_done = 0
@@ -63,9 +69,16 @@ class Agreement:
         self.capture: Command | None = None
         """What all ranks capture in the step that begins now; None: nothing."""
 
+    def stops(self) -> bool:
+        """What the boundary that comes next will decide, as soon as its step's training is done."""
+        if self._agreed is None:
+            self._agreed = self._previous()
+        return self._agreed[0]
+
     def at_boundary(self, on_pause: Callable[[bool], None]) -> bool:
         """False if all ranks stop here. While they pause, this does not return; `on_pause` hears begin and end."""
-        stop, pause, capture = self._previous()
+        stop, pause, capture = self._agreed or self._previous()
+        self._agreed = None
         if pause and not stop:
             on_pause(True)
             stop = self._until_resumed()
@@ -84,10 +97,12 @@ class Agreement:
     def close(self, *, failed: bool) -> None:
         """Takes back what is outstanding. After a failure the other ranks may never issue theirs: nobody waits then."""
         if self._pending is not None and not failed:
-            self._pending[0].wait()
+            self._completed(self._pending[0])
         self._pending = None
 
     def _previous(self) -> tuple[bool, bool, Command | None]:
+        if self._deaf:
+            return False, False, None
         if self._alone:
             wished = self._requested.capture
             return self._requested.stop, self._wants_pause(), self._due(wished, wished.number if wished else 0)
@@ -95,9 +110,29 @@ class Agreement:
             return False, False, None
         work, wishes = self._pending
         self._pending = None
-        work.wait()
+        if not self._completed(work):
+            return False, False, None
         stop, pause, newest, oldest = wishes.tolist()
         return stop > 0, pause > 0, self._due(self._wished, newest) if newest == -oldest else None
+
+    def _completed(self, work: Any) -> bool:
+        """Whether all ranks have issued the same. They have, if they train in step: each waits for the others in every step.
+
+        A rank whose loop has ended earlier (uneven inputs) never will, and nobody must wait for it: then it is over with
+        agreeing, and a stop takes its next rung.
+        """
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not work.is_completed():
+            if time.monotonic() > deadline_s:
+                self._alone = self._deaf = True
+                return False
+            time.sleep(0.0005)
+        try:
+            work.wait()
+        except RuntimeError:  # a rank is gone
+            self._alone = self._deaf = True
+            return False
+        return True
 
     def _due(self, wished: Command | None, number: int) -> Command | None:
         if wished is None or number <= self._captures_done:

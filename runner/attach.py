@@ -450,6 +450,17 @@ class Attachment:
                 run.probes.optimizer_ends()
             self._stepped.add(id(optimizer))
             self._seen_stepping.add(id(optimizer))
+            self._leave_early(run)
+
+    def _leave_early(self, run: WatchedRun) -> None:
+        """A handler of SIGTERM that sets a flag is looked at before the next forward, so it must run before that."""
+        if (
+            self._in_optimizer == 0
+            and self._awaits() <= self._stepped
+            and callable(signal.getsignal(signal.SIGTERM))
+            and run.ends_here()
+        ):
+            self._leave()
 
     def _gradients_used(self, optimizer: Optimizer) -> None:
         """Gradients are dropped. If no step of this optimizer was ever seen, and something was compiled, its step was."""

@@ -85,6 +85,8 @@ class ScriptSharding:
             wanted = msgspec.json.decode(text, type=Sharding) if text else Sharding()
         except msgspec.MsgspecError as error:
             refuse(f"FSDP_TUI_SHARDING is no JSON of a sharding: {error}")
+        if ASKED not in environment and (strategy := environment.get("FSDP_TUI_STRATEGY")):  # set by hand
+            asked, wanted = frozenset({"strategy"}), msgspec.structs.replace(wanted, strategy=strategy)
         if unknown := asked - set(Sharding.__struct_fields__):
             refuse(
                 f"{ASKED} names {', '.join(sorted(unknown))}: expected some of {', '.join(Sharding.__struct_fields__)}"
@@ -244,6 +246,12 @@ class ScriptSharding:
             units = modules_to_wrap(module, self.wanted.wrap)
         except StrategyError as error:
             refuse(str(error))
+        if not units and self.wanted.wrap != "none":
+            kinds = sorted({type(inner).__name__ for inner in module.modules() if inner is not module})
+            refuse(
+                f"--wrap {self.wanted.wrap} matches nothing in {type(module).__name__}, which this script wraps"
+                f" ({_caller()}) and which is made of {', '.join(kinds[:12])}"
+            )
         chosen = {id(unit) for unit in units}
         return CustomPolicy(lambda candidate: id(candidate) in chosen) if units else None
 
@@ -314,6 +322,7 @@ class ScriptSharding:
             Refused: it cannot be.
         """
         from fsdp_tui.runner import sharding
+        from fsdp_tui.runner.wrapping import repeated_blocks
 
         if not self.asked or any(sharding.applied_to(root) for root in roots):
             return
@@ -323,14 +332,14 @@ class ScriptSharding:
             )
         for root in roots:
             if "checkpointing" in self.asked and self.wanted.checkpointing:
-                blocks = sharding.blocks_inside(root)
+                blocks = repeated_blocks(root)
                 if not blocks:
                     refuse("--checkpointing recomputes repeated blocks, and this model has none")
                 sharding.checkpoint_blocks(blocks)
             if self.own is None or not self.own.startswith("fsdp2"):
                 continue
             if "compile" in self.asked and self.wanted.compile:
-                sharding.compile_blocks(sharding.blocks_inside(root))
+                sharding.compile_blocks(repeated_blocks(root))
             if (
                 "prefetch" in self.asked
                 and self.wanted.prefetch

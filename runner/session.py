@@ -497,6 +497,15 @@ class WatchedRun(Run):
                 self.probes.health["session"] = not_available(f"{type(error).__name__}: {error}")
         self._sender.step = self.steps
 
+    def ends_here(self) -> bool:
+        """Whether all ranks will stop at the boundary after the step that goes on, whose optimizers have all stepped."""
+        if self._max_steps is not None and self.steps + 1 >= self._max_steps:
+            return True
+        if self._agreement.stops():
+            self._agreement.stopped = True
+            return True
+        return False
+
     def boundary(self) -> bool:
         """Between two steps, where all ranks act together: False if they stop here. Once after each `finish`."""
         if self._max_steps is not None and self.steps >= self._max_steps:

@@ -264,11 +264,6 @@ def mixed_precision_2(wanted: Sharding) -> Any:
     return MixedPrecisionPolicy(param_dtype=DTYPES[wanted.precision], reduce_dtype=DTYPES[wanted.reduce or "fp32"])
 
 
-def blocks_inside(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model that may be wrapped already."""
-    return [getattr(block, "_fsdp_wrapped_module", block) for block in repeated_blocks(model)]
-
-
 def checkpoint_blocks(blocks: list[nn.Module]) -> None:
     """Has each block's activations recomputed in backward."""
     for block in blocks:

@@ -23,14 +23,21 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) < 2:
             continue
-        kinds = {type(child) for child in module}
+        children = [_without_wrapper(child) for child in module]
+        kinds = {type(child) for child in children}
         kind = kinds.pop()
-        if kinds or not any(True for _ in next(iter(module)).children()):
+        if kinds or not any(True for _ in children[0].children()):
             continue
         size = sum(parameter.numel() for parameter in module.parameters())
         if size > most:
             best, most = kind, size
     return [] if best is None else [module for module in model.modules() if type(module) is best]
+
+
+def _without_wrapper(module: nn.Module) -> nn.Module:
+    """What FSDP1 has wrapped, if it has."""
+    inner = getattr(module, "_fsdp_wrapped_module", None)
+    return inner if isinstance(inner, nn.Module) else module
 
 
 def modules_to_wrap(model: nn.Module, wrap: str) -> list[nn.Module]:

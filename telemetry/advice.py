@@ -46,7 +46,9 @@ def advise(runs: Sequence[RunView], names: Sequence[str]) -> Advice | None:
     fastest = min((one for one in trades if one.per_s >= fastest.per_s * (1 - ALIKE)), key=lambda one: one.peak)
     smallest = max((one for one in trades if one.peak <= smallest.peak * (1 + ALIKE)), key=lambda one: one.per_s)
     best = min(trades, key=lambda one: (fastest.per_s / one.per_s) * (one.peak / smallest.peak))
-    text = _sentence(fastest, smallest, best, names)
+    least = min(trade.peak for trade in trades)
+    most = max(trade.per_s for trade in trades)
+    text = _sentence(fastest, smallest, best, names, exact=(fastest.per_s, smallest.peak) == (most, least))
     if any(rank.hello is not None and rank.hello.device == "cpu" for run in runs for rank in run.ranks):
         text += "; these are times of a CPU, and on GPUs the order may be another"
     return Advice(fastest.at, smallest.at, best.at, text)
@@ -66,9 +68,10 @@ def _trades(runs: Sequence[RunView]) -> list[Trade]:
     return found
 
 
-def _sentence(fastest: Trade, smallest: Trade, best: Trade, names: Sequence[str]) -> str:
+def _sentence(fastest: Trade, smallest: Trade, best: Trade, names: Sequence[str], *, exact: bool) -> str:
     if fastest.at == smallest.at:
-        return f"{names[fastest.at]} is the fastest and the smallest: nothing speaks for another"
+        within = "" if exact else f", within {ALIKE:.0%}"
+        return f"{names[fastest.at]} is the fastest and the smallest{within}: nothing speaks for another"
     memory, speed = 1 - smallest.peak / fastest.peak, 1 - smallest.per_s / fastest.per_s
     text = (
         f"{names[fastest.at]} is the fastest that fits, {names[smallest.at]} the smallest:"

@@ -35,6 +35,8 @@ class Outcome:
     effective: str = ""
     units: list[str] = field(default_factory=list)
     shard_bytes: int = 0
+    checkpointed: list[str] = field(default_factory=list)
+    """Modules whose forward was replaced."""
     dtypes: set[str] = field(default_factory=set)
     detail: dict[str, Any] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
@@ -102,6 +104,9 @@ def override(script: str, asked: dict[str, Any]) -> Outcome:
     outcome.detail = structure.detail_of(trained, wrapped)
     outcome.units = [unit.name for unit in wrapped.units]
     outcome.shard_bytes = sum(unit.shard_bytes for unit in wrapped.units)
+    outcome.checkpointed = [
+        structure.unit_name(name) for name, module in trained.named_modules() if "forward" in vars(module)
+    ]
     outcome.losses = [train_step(Case("any", "odd"), trained, optimizer, step) for step in range(3)]
     return outcome
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fsdp_tui.runner.override import ASKED, ScriptSharding
 from tests.dist.overrides import Outcome, override_all
 from tests.dist.trainings import SHAPES
 from tests.dist.worlds import run_world
@@ -38,6 +39,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nothing wrapped": ("plain", {"strategy": "fsdp2:full_shard"}),
     "no policy": ("fsdp2", {"wrap": "transformer"}),
     "wrapped by hand": ("fsdp1 by hand", {"wrap": "transformer"}),
+    "no such class": ("fsdp1", {"wrap": "modules:Blok"}),
     "wrong mesh": ("fsdp2", {"strategy": "fsdp2:hybrid_shard=2x4"}),
     "ddp has no types": ("ddp", {"precision": "bf16"}),
 }
@@ -91,6 +93,12 @@ def test_precision(name: str, outcomes: dict[str, Outcome]) -> None:
     assert outcomes[name].losses == pytest.approx(outcomes["left alone 2"].losses, rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["checkpointing 1", "checkpointing 2"])
+def test_checkpointing_is_of_blocks(name: str, outcomes: dict[str, Outcome]) -> None:
+    """Inside their wrappers, so that nothing is gathered once more."""
+    assert outcomes[name].checkpointed == BLOCKS
+
+
 def test_prefetch(outcomes: dict[str, Outcome]) -> None:
     assert outcomes["left alone 1"].detail["forward_prefetch"] is False
     assert outcomes["prefetch 1"].detail["forward_prefetch"] is True
@@ -113,7 +121,8 @@ def test_the_training_stays_the_same(name: str, outcomes: dict[str, Outcome]) ->
         ("ddp is no fsdp", "this script wraps its model with DistributedDataParallel(...)"),
         ("nothing wrapped", "--strategy fsdp2:full_shard: this script wraps nothing"),
         ("no policy", "--wrap transformer: fully_shard takes no wrap policy"),
-        ("wrapped by hand", "--wrap transformer: this script wraps 3 modules itself"),
+        ("wrapped by hand", "--wrap transformer matches nothing in Block, which this script wraps (overrides.py:"),
+        ("no such class", "--wrap modules:Blok matches nothing in GPT, which this script wraps (overrides.py:"),
         ("wrong mesh", "is a mesh of 8 ranks, and there are 2"),
         ("ddp has no types", "--precision bf16 is FSDP's mixed precision"),
     ],
@@ -125,3 +134,11 @@ def test_refused_by_name(name: str, words: str, outcomes: dict[str, Outcome]) ->
     assert "\n" not in refused
     if "this script wraps its" in words:
         assert "overrides.py:" in refused  # where
+
+
+def test_a_strategy_set_by_hand_is_asked_for() -> None:
+    """Under torchrun there is no launcher of ours that says what was asked for."""
+    by_hand = ScriptSharding.from_environment({"FSDP_TUI_STRATEGY": "fsdp1:no_shard"})
+    assert (by_hand.asked, by_hand.wanted.strategy) == (frozenset({"strategy"}), "fsdp1:no_shard")
+    launched = ScriptSharding.from_environment({"FSDP_TUI_STRATEGY": "fsdp1:no_shard", ASKED: ""})
+    assert launched.asked == frozenset()
