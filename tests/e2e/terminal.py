@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyte
 
@@ -34,6 +34,9 @@ UNKNOWN = re.compile(
 )
 
 
+TRUE_COLOUR = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+
+
 class Terminal:
     """Starts a program on a terminal of this size; ends it when left."""
 
@@ -44,14 +47,18 @@ class Terminal:
         directory: Path,
         columns: int = 120,
         rows: int = 40,
+        kind: Mapping[str, str] = TRUE_COLOUR,
     ) -> None:
+        """`kind`: the variables by which the program knows what it can."""
+        self.written = bytearray()
+        """All that the program has sent."""
         self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
         self._handle, child = pty.openpty()
         self._set_size(columns, rows)
         self.process = subprocess.Popen(
             command,
-            env={**environment, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            env={**environment, **kind},
             cwd=directory,
             stdin=child,
             stdout=child,
@@ -94,6 +101,11 @@ class Terminal:
     def text(self) -> str:
         return "\n".join(line.rstrip() for line in self._screen.display)
 
+    @property
+    def cells(self) -> list[list[Any]]:
+        """Rows of the emulator's characters, with their looks."""
+        return [[self._screen.buffer[y][x] for x in range(self._screen.columns)] for y in range(self._screen.lines)]
+
     def _read(self, wait_s: float) -> bool:
         """Takes in what the program writes within this time; whether there was anything."""
         seen = False
@@ -102,6 +114,7 @@ class Terminal:
                 part = os.read(self._handle, 65536)
             except OSError:  # the program has closed its end
                 return False
+            self.written += part
             self._stream.feed(UNKNOWN.sub(b"", part))
             seen = True
         return seen
