@@ -20,7 +20,9 @@ from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.telemetry.waypoint import complete_to, unpack
 
 KEPT = 32
-"""Moments that are kept: the way back is the way that one came."""
+"""Moments that are kept."""
+BACKWARDS = 8
+"""Who goes back a step goes on doing so: so many moments are made on the way, of which the others are there when they are asked for."""
 WINDOW_ROWS = 16_384
 """Medians of many ranks are taken over fewer steps than in the present, so that a jump stays quick: steps x ranks,"""
 COMM_ROWS = 4_096
@@ -151,6 +153,15 @@ class Past:
         if step in self._kept:
             self._kept.move_to_end(step)
             return self._kept[step]
+        if self._place is not None and 0 < self._place.step - step <= BACKWARDS:
+            before = self.nearest(step - BACKWARDS + 1)
+            while before < step:
+                if before not in self._kept:
+                    self._make(before)
+                (before,) = self._one("SELECT MIN(step) FROM step WHERE step > ?", before)
+        return self._make(step)
+
+    def _make(self, step: int) -> Moment:
         try:
             place = self._reached(step)
         except sqlite3.Error as error:

@@ -264,3 +264,21 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, recorded: Path) -> None
         with pytest.raises(RecordingError, match="damaged"):
             run.at(1_299)
         assert run.at(3).step == 3
+
+
+def test_steps_back_are_made_on_one_way(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Going back step by step reads the log once for some of them, and each is the one that was asked for."""
+    begun = 0
+    begin = Past._begin_from
+
+    def counted(run: Past, waypoint: tuple[int, bytes] | None) -> object:
+        nonlocal begun
+        begun += 1
+        return begin(run, waypoint)
+
+    monkeypatch.setattr(Past, "_begin_from", counted)
+    with closing(Past(recorded)) as run:
+        for number in range(1_250, 1_250 - 3 * past.BACKWARDS, -1):
+            moment = run.at(number)
+            assert (moment.step, moment.view.steps, moment.view.series.steps[-1]) == (number, number, number)
+    assert begun == 4
