@@ -134,7 +134,7 @@ class StepScreen(Banded):
         self.show_header()
         run, chosen = self.run, self.chosen()
         self._follow(chosen)
-        now_ns = self.board.services.now_ns()
+        now_ns = self.board.clock_ns()
         waiting = waiting_text(run, chosen, now_ns) if run and chosen else ""
         said = (
             ()
@@ -200,7 +200,7 @@ class StepScreen(Banded):
                     pieces.append([(fmt.fit(words, min(len(words), room)), QUIET)])
             pieces.append([(f"{capture.events:,} changes of memory", QUIET)])
             pieces.append([(f"{capture.ops:,} operators", QUIET)])
-            pieces.append([(f"captured {ago(self.board.services.now_ns() - capture.began_ns)}", QUIET)])
+            pieces.append([(f"captured {ago(self.board.clock_ns() - capture.began_ns)}", QUIET)])
         row, _ = flow(pieces, max(0, width - 2), gap="   ")
         return [crop([(" ", LABEL), *row], width)]
 
