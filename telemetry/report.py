@@ -78,7 +78,7 @@ def show(run: RunView) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in run.ranks],
         "loss": {
             "steps": run.series.steps.tolist(),
-            "values": [_finite(value) for value in run.series.loss.tolist()],
+            "values": [finite(value) for value in run.series.loss.tolist()],
         },
         "step_ns": {"median": run.step_median_ns, "p95": run.step_p95_ns, "first": run.step_first_ns},
         "phases_ns": dict(zip(PHASES, run.phases_ns, strict=False)),
@@ -310,7 +310,7 @@ THROUGHPUT = ("tokens_per_s", "samples_per_s")
 """Of these there is one row: samples where nobody counts tokens."""
 
 
-def _finite(value: Value) -> Value:
+def finite(value: Value) -> Value:
     """NaN and infinity are no JSON."""
     return value if value is None or math.isfinite(value) else None
 
@@ -342,7 +342,7 @@ def metrics(runs: Sequence[RunView]) -> list[dict[str, Any]]:
     for metric, unit, read, better in METRICS:
         if metric in THROUGHPUT and metric != counted:
             continue
-        values = [_finite(read(run)) for run in runs]
+        values = [finite(read(run)) for run in runs]
         known = [value for value in values if value is not None]
         best = values.index(better(known)) if better and len(known) > 1 and len(set(known)) > 1 else None
         rows.append({"metric": metric, "unit": unit, "values": values, "best": best})

@@ -39,7 +39,7 @@ from fsdp_tui.telemetry.machine import this_machine
 from fsdp_tui.telemetry.messages import ENDED, Capture
 from fsdp_tui.telemetry.notes import NoteError, make_note, split_tags
 from fsdp_tui.telemetry.recording import RecordingError
-from fsdp_tui.telemetry.report import compare, show, stacks
+from fsdp_tui.telemetry.report import compare, finite, show, stacks
 from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve, write_note
 from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
 from fsdp_tui.telemetry.trace import perfetto, plain, summary
@@ -504,10 +504,10 @@ def _print_steps(run: RunView, printed: int, *, as_json: bool) -> int:
         if as_json:
             record = {
                 "step": step,
-                "loss": _finite(loss),
+                "loss": finite(loss),
                 "step_ns": int(step_ns),
-                "tokens_per_s": _finite(float(series.tokens_per_s[at])),
-                "samples_per_s": _finite(float(series.samples_per_s[at])),
+                "tokens_per_s": finite(float(series.tokens_per_s[at])),
+                "samples_per_s": finite(float(series.samples_per_s[at])),
             }
             print(json.dumps(record), flush=True)
         else:
@@ -517,10 +517,6 @@ def _print_steps(run: RunView, printed: int, *, as_json: bool) -> int:
                 flush=True,
             )
     return max(printed, run.steps)
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None
 
 
 def _logs(parsed: argparse.Namespace) -> int:
