@@ -125,6 +125,7 @@ async def launch(side: Side) -> None:
 
 async def runs(side: Side) -> None:
     await side.press("0")
+    await until(side.pilot, lambda: len(side.app.sizes) == 3, "the list has sizes")
 
 
 async def compare(side: Side) -> None:
