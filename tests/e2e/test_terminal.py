@@ -51,9 +51,8 @@ def test_a_day_at_the_dashboard(fsdp_tui: Program) -> None:
         _go_to(terminal, "strategy")
         terminal.type("enter")
         terminal.until(r"fsdp1:no_shard")  # the list is open
-        terminal.type(
-            *["down"] * 7
-        )  # the default; full_shard, shard_grad_op, reshard, hybrid_shard, no_shard of fsdp2; full_shard
+        # The default; full_shard, shard_grad_op, reshard, hybrid_shard, no_shard of fsdp2; full_shard.
+        terminal.type(*["down"] * 7)
         terminal.type("enter")
         _go_to(terminal, "name")
         terminal.type("second")
