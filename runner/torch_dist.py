@@ -62,7 +62,7 @@ def install(interposer: Interposer, observer: Observer) -> None:
         return
     for name, kind in FUNCTIONAL.items():
         if hasattr(functional, name):
-            interposer.wrap(functional, name, _functional(observer, functional, kind))
+            interposer.wrap(functional, name, _functional(observer, kind))
     interposer.wrap(functional, WAIT, lambda original: _wait(observer, original))
 
 
@@ -71,14 +71,14 @@ def check_functional(functional: Any) -> str:
     return without(missing_names(functional, (WAIT, "AsyncCollectiveTensor", "all_reduce")))
 
 
-def _functional(observer: Observer, functional: Any, kind: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _functional(observer: Observer, kind: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
+        position = list(inspect.signature(original).parameters).index("group") - 1  # after the tensor
 
         def collective(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not observer.on:
                 return original(tensor, *args, **kwargs)
-            group = resolved_group(signature.bind(tensor, *args, **kwargs).arguments.get("group"))
+            group = resolved_group(args[position] if len(args) > position else kwargs.get("group"))
             size = len(group_ranks(group)) if kind == ALL_GATHER else 1
             return observer.collective(
                 kind, _nbytes(tensor) * size, group, True, lambda: original(tensor, *args, **kwargs)
