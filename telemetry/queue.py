@@ -26,7 +26,7 @@ from fsdp_tui.telemetry.launch import BRIEF_STEPS, LaunchSpec, problems, run_nam
 from fsdp_tui.telemetry.machine import this_machine
 from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.places import RunError, home, make_runtime, runtime, said
-from fsdp_tui.telemetry.rundir import RunEntry, entry_of, is_live, paths_of, read_run_file, write_file
+from fsdp_tui.telemetry.rundir import RunEntry, entry_of, is_held, is_live, paths_of, read_run_file, write_file
 
 LOOK_S = 0.2
 """How often the worker looks whether its run has ended, or is to be stopped."""
@@ -114,17 +114,7 @@ def read() -> Queue:
 
 def working() -> bool:
     """Whether a worker is there. What runs or waits without one goes on when somebody looks."""
-    try:
-        handle = os.open(places().folder / "worker", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
+    return is_held(places().folder / "worker")
 
 
 def look() -> Queue:

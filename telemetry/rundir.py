@@ -325,8 +325,13 @@ def hold_lock(paths: RunPaths, *, timeout_s: float = 1.0) -> int:
 
 def hub_alive(paths: RunPaths) -> bool:
     """Whether a hub holds the run's lock now."""
+    return is_held(paths.lock)
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process has this file locked for itself now; False where there is no such file."""
     try:
-        handle = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
