@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fsdp_tui.runner.imports import AfterImport
-from fsdp_tui.runner.interpose import not_available
+from fsdp_tui.runner.interpose import complain, not_available
 from fsdp_tui.runner.override import Refused, ScriptSharding
 
 if TYPE_CHECKING:
@@ -586,7 +586,7 @@ class Attachment:
         except Refused:
             raise
         except Exception as error:  # noqa: BLE001
-            print(f"fsdp-tui: this training is not watched: {type(error).__name__}: {error}", file=sys.stderr)
+            complain(f"this training is not watched: {type(error).__name__}: {error}")
             self._over = True
             self._disarm()
             if (run := self._run) is not None:

@@ -35,7 +35,7 @@ def _redirect(folder: str) -> None:
     try:
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:  # better in the launcher's log than nowhere
-        print(f"fsdp-tui: {path}: {error.strerror}; the output goes here instead", file=sys.stderr)
+        sys.stderr.write(f"fsdp-tui: {path}: {error.strerror}; the output goes here instead\n")  # in one write
         return
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -7,6 +7,7 @@ to an `Observer`; they know nothing of ledgers, clocks or messages.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +17,11 @@ OK = "ok"
 def not_available(why: str) -> str:
     """The one form in which a probe says that it cannot work here."""
     return f"not available: {why}"
+
+
+def complain(text: str) -> None:
+    """A line on stderr in one write: ranks share it, unbuffered, and `print` writes the end of a line on its own."""
+    sys.stderr.write(f"fsdp-tui: {text}\n")
 
 
 def missing_names(owner: object, names: tuple[str, ...]) -> list[str]:

@@ -9,7 +9,6 @@ import contextlib
 import os
 import platform
 import socket
-import sys
 import time
 import traceback
 from collections import deque
@@ -42,7 +41,7 @@ from fsdp_tui.runner.allocators import allocator_for
 from fsdp_tui.runner.capture import Tracker, failed
 from fsdp_tui.runner.clocks import Clock, clock_for
 from fsdp_tui.runner.collectives import Collectives, StepCalls
-from fsdp_tui.runner.interpose import OK, Interposer, not_available
+from fsdp_tui.runner.interpose import OK, Interposer, complain, not_available
 from fsdp_tui.runner.ledger import Ledger
 from fsdp_tui.runner.looks import Looks
 from fsdp_tui.runner.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, Phases, StepTimes
@@ -304,7 +303,7 @@ class WatchedRun(Run):
         except Exception as error:  # noqa: BLE001  # the training is worth more than its telemetry
             # The rank still takes part in the agreement: the others wait for it there.
             said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-            _complain(f"rank {self._rank} trains unwatched: {said}")
+            complain(f"rank {self._rank} trains unwatched: {said}")
             return _Nobody()
 
     def _inspected(self) -> structure.Wrapped:
@@ -836,7 +835,3 @@ def unwatched() -> Iterator[None]:
     finally:
         run.probes.on = True
         run.restart_step()
-
-
-def _complain(text: str) -> None:
-    print(f"fsdp-tui: {text}", file=sys.stderr)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,25 @@ def run_alone(
     Raises:
         subprocess.TimeoutExpired: they did not end in time; none is left.
     """
+    return _unless_torch_aborts(lambda: _run_alone(words, folder, ranks, directory, environment, timeout_s))
+
+
+def _unless_torch_aborts(run: Callable[[], Ended], tries: int = 4) -> Ended:
+    """PyTorch's own threads end a process at its exit with SIGABRT now and then (1 of 30 that raise): that says nothing."""
+    ended = run()
+    while tries > 1 and any(b"terminate called without an active exception" in log for log in ended.logs):
+        ended, tries = run(), tries - 1
+    return ended
+
+
+def _run_alone(
+    words: Sequence[str],
+    folder: Path,
+    ranks: int,
+    directory: Path | None,
+    environment: Mapping[str, str] | None,
+    timeout_s: float,
+) -> Ended:
     store = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     shared = {key: value for key, value in (environment or os.environ).items() if not key.startswith("FSDP_TUI_")}
     shared |= {
@@ -114,8 +134,18 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> lis
 
 def run_watched(program: Program, words: Sequence[str], ranks: int = 2, code: int = 0) -> tuple[dict[str, Any], Ended]:
     """What `run --json` says of it, and what is left of its ranks."""
-    document = program.json("run", "--headless", "--nproc", str(ranks), *words, code=code)
-    return document, left_by(program, document, ranks)
+    document: dict[str, Any] = {}
+    exited: int | None = None
+
+    def run() -> Ended:
+        nonlocal document, exited
+        done = program("run", "--json", "--headless", "--nproc", str(ranks), *words, code=None)
+        document, exited = json.loads(done.stdout), done.returncode
+        return left_by(program, document, ranks)
+
+    ended = _unless_torch_aborts(run)
+    assert exited == code, ended.logs
+    return document, ended
 
 
 def left_by(program: Program, document: dict[str, Any], ranks: int = 2) -> Ended:
