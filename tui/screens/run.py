@@ -354,7 +354,7 @@ class RunScreen(Banded):
             Plot(
                 series=[Series(x, rates, role="series-4", known=np.isfinite(rates))],
                 window=window,
-                y_text=fmt.rate,
+                y_units=fmt.ONES,
                 empty="no tokens or samples counted yet",
             )
         )

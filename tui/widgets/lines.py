@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsdp_tui.tui.format import axis, count
+from fsdp_tui.tui.format import Unit, axis, count, scale_for
 from fsdp_tui.tui.theme import SERIES, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop, flow, over
 
@@ -55,8 +55,8 @@ class Plot:
     """Part of x to show; default: all. An open end is an infinity."""
     marks: Sequence[tuple[float, str, str]] = field(default_factory=tuple)
     """(x, glyph, role) of events, drawn on the x axis."""
-    y_text: Callable[[float], str] | None = None
-    """Default: plain numbers with as many decimals as the axis needs."""
+    y_units: Sequence[Unit] = (Unit("", 1),)
+    """The axis is in one of these, with as many decimals as its numbers need."""
     x_text: Callable[[float], str] = count
     from_zero: bool = False
     """The y axis starts at 0 (not on a logarithmic one)."""
@@ -230,9 +230,14 @@ def _y_extent(lines: Sequence[_Line], plot: Plot, left: float, right: float) -> 
 
 def _y_ticks(low: float, high: float, lines: int, plot: Plot) -> dict[int, str]:
     """Row -> label. A label stands at the row whose dots hold its value."""
-    found = ticks(low, high, max(2, (lines + 1) // 3), log=plot.log)
+    found: list[float] = []
+    most = min(lines, max(2, (lines + 1) // 3))
+    while len(found) < 2 and most <= lines:  # one number alone says nothing about the scale
+        found = ticks(low, high, most, log=plot.log)
+        most += 1
     values = [10**value if plot.log else value for value in found]
-    texts = [plot.y_text(value) for value in values] if plot.y_text else axis(values)
+    unit = scale_for(values, plot.y_units)
+    texts = [f"{text}{unit.name}" for text in axis([value / unit.size for value in values])]
     rows: dict[int, str] = {}
     for value, text in zip(found, texts, strict=True):
         dot = round((high - value) / (high - low) * (lines * 4 - 1))

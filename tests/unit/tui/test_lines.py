@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from fsdp_tui.tui.format import ONES, Unit
 from fsdp_tui.tui.widgets.chart import Row, row_text
 from fsdp_tui.tui.widgets.lines import Plot, Series, column_ranges, draw_lines, rolling_mean, ticks
 
@@ -24,7 +25,9 @@ def dots(rows: list[Row]) -> set[tuple[int, int]]:
 
 def test_a_diagonal_is_a_diagonal() -> None:
     # 4 x 2 cells are 8 x 8 dots; without labels (too narrow) the line y = x fills the rising diagonal.
-    rows = draw_lines(Plot(series=[Series(np.array([0.0, 1.0]), np.array([0.0, 1.0]))], y_text=lambda _: "wide"), 4, 2)
+    rows = draw_lines(
+        Plot(series=[Series(np.array([0.0, 1.0]), np.array([0.0, 1.0]))], y_units=[Unit("wide", 1)]), 4, 2
+    )
     assert [len(row_text(row)) for row in rows] == [4, 4]
     found = dots(rows)
     for column in range(8):
@@ -75,10 +78,22 @@ def test_a_log_axis_has_equal_steps_per_decade() -> None:
     y = 10.0 ** np.linspace(0, 2, 100)
     plot = Plot(series=[Series(X, y)], log=True)
     rows = draw_lines(plot, 50, 12)
-    linear = draw_lines(Plot(series=[Series(X, np.linspace(0, 2, 100))], y_text=lambda _: "100"), 50, 12)
+    linear = draw_lines(Plot(series=[Series(X, np.linspace(0, 2, 100))], y_units=[Unit("xx", 1)]), 50, 12)
     assert dots(rows) == dots(linear)
     text = [row_text(row).split("┤")[0].strip() for row in rows if "┤" in row_text(row)]
     assert text == ["100", "10", "1"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(19_401, 20_600), (19_990, 20_010), (950, 1_050), (0.0, 3e6)])
+@pytest.mark.parametrize("height", [4, 5, 9, 12])
+def test_an_axis_has_two_numbers_that_differ(low: float, high: float, height: int) -> None:
+    """One alone would not say what the scale is."""
+    rows = draw_lines(Plot(series=[Series(X, np.linspace(low, high, 100))], y_units=ONES), 50, height)
+    text = [row_text(row).split("┤")[0].strip() for row in rows if "┤" in row_text(row)]
+    values = [float(label.rstrip("kM")) * {"k": 1e3, "M": 1e6}.get(label[-1], 1) for label in text]
+    assert len(set(values)) >= 2
+    assert all(low <= value <= high for value in values)
+    assert values == sorted(values, reverse=True)
 
 
 def test_a_log_axis_within_a_decade_has_plain_numbers() -> None:
