@@ -61,13 +61,14 @@ STATE_MARKS: Final = {
     "starting": StateMark("◌", "STARTING", "note"),
     "running": StateMark("●", "LIVE", "ok"),
     "stale": StateMark("◌", "STALE", "warn"),
+    "ending": StateMark("◌", "ENDING", "note"),
     "paused": StateMark("❚❚", "PAUSED", "warn"),
     "stopped": StateMark("■", "STOPPED", "note"),
     "finished": StateMark("✓", "DONE", "ok"),
     "failed": StateMark("✗", "FAILED", "bad"),
     "lost": StateMark("✕", "LOST", "bad"),
 }
-"""Run state (and "stale": live, but silent) -> mark."""
+"""Run state (and of a live one "stale": silent, "ending": its ranks have all left) -> mark."""
 
 SERIES: Final = ("series-1", "series-2", "series-3", "series-4", "series-5", "series-6")
 """Roles of lines in one chart, in order."""

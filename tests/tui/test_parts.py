@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from fsdp_tui.telemetry.messages import Launched, Structure
@@ -220,6 +221,16 @@ def test_trend_needs_enough_steps() -> None:
     """Nothing is said from a few values."""
     assert trend(Recipe(steps=50).state().view().series.loss) == ""
     assert trend(Recipe(steps=200).state().view().series.loss).startswith("  ↓ ")
+
+
+@pytest.mark.parametrize(("per_100", "said"), [(-0.2, "  ↓ "), (0.2, "  ↑ "), (0.0, "  flat")])
+def test_a_trend_is_told_from_noise(per_100: float, said: str) -> None:
+    """Noise of 0.3 on a loss of 2: the mean of a hundred steps is known to 0.03."""
+    steps = np.arange(400)
+    for seed in range(20):
+        noise = np.random.default_rng(seed).permutation(np.tile([-0.3, 0.3], 200))
+        loss = 2 + per_100 * steps / 100 + (noise if per_100 else np.tile([-0.3, 0.3], 200))
+        assert trend(loss).startswith(said), (seed, trend(loss))
 
 
 def test_peak_spread_names_the_worst_rank() -> None:

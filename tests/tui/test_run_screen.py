@@ -7,7 +7,7 @@ import re
 import pytest
 from textual.widgets import Input
 
-from fsdp_tui.telemetry.messages import Beat, Event
+from fsdp_tui.telemetry.messages import Beat, Event, Goodbye
 from fsdp_tui.tui.screens.base import Ask, Text
 from fsdp_tui.tui.screens.logs import LogsScreen
 from fsdp_tui.tui.screens.rank import RankScreen
@@ -118,6 +118,20 @@ async def test_stale_data_say_so() -> None:
         await settle(pilot)
         assert "◌ STALE 12 s" in app.text()
         assert "LIVE" not in app.text()
+
+
+async def test_a_run_whose_ranks_have_left_is_ending() -> None:
+    """Not stale, though nobody is heard: how it ended is known in a moment."""
+    async with opened() as (app, pilot, world):
+        source = next(iter(world.sources.values()))
+        for rank in range(2):
+            hello = source.state.ranks[rank].hello
+            assert hello is not None
+            source.state.apply(Goodbye(rank=rank, incarnation=hello.incarnation, reason="stopped", steps=40))
+        world.now_ns += 12 * SECOND
+        await until(pilot, lambda: "◌ ENDING" in app.text())
+        assert "its ranks have left" in app.text()
+        assert "STALE" not in app.text()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -218,7 +219,8 @@ class RunScreen(Banded):
     def _notes(self) -> list[Row]:
         notes: list[Row] = []
         if self.frozen:
-            notes.append([(f"❚❚ panels frozen at step {self.frozen.view.steps:,} (p)", Ink("warn", bold=True))])
+            key = self.board.keyed("({run.freeze})")
+            notes.append([(f"❚❚ panels frozen at step {self.frozen.view.steps:,} {key}", Ink("warn", bold=True))])
         text = self.filter_text
         if text:
             notes.append([(f"ranks: {text}", Ink("ok"))])
@@ -313,8 +315,9 @@ class RunScreen(Banded):
     def _show_verdicts(self, run: RunView | None) -> None:
         card = self.query_one("#verdicts", Pane)
         title_of(card, "verdict")
-        card.show(lambda width, height, letters: draw_card(run, width, height))
-        self.query_one("#strip", Pane).show(lambda width, height, letters: draw_strip(run, width, height))
+        keyed = self.board.keyed
+        card.show(lambda width, height, letters: draw_card(run, width, height, keyed))
+        self.query_one("#strip", Pane).show(lambda width, height, letters: draw_strip(run, width, height, keyed))
 
     def _show_charts(self, run: RunView | None) -> None:
         loss, rate = self.query_one("#loss", LineChart), self.query_one("#rate", LineChart)
@@ -389,7 +392,7 @@ class RunScreen(Banded):
         hint: list[Row] = []
         if self.below and self.zoomed is None:
             hidden = ", ".join(below[name] for name in self.below if name in below)
-            where = f"not shown, needs more lines: {hidden}" if self.board.still else f"▼ {hidden}: tab"
+            where = f"not shown, needs more lines: {hidden}" if self.board.still else f"▼ {hidden}: {self.next_pane}"
             hint = [[(where, Ink("ok"))]]
         if run is not None:
             cost = f"watching costs {fmt.duration(run.overhead_ns)}/step"
@@ -452,7 +455,7 @@ class RunScreen(Banded):
             chosen = self.rank if any(rank.rank == self.rank for rank in ranks) else ranks[0].rank
             self.app.push_screen(RankScreen(chosen))
         elif focused.id in ("verdicts", "strip"):
-            self.app.push_screen(Text("verdicts", lambda width: write_verdicts(run, width)))
+            self.app.push_screen(Text("verdicts", lambda width: write_verdicts(run, width, self.board.keyed)))
         elif focused.id == "collectives" and (calls := calls_of(run)):
             call = calls[min(self.query_one("#collectives", Table).cursor, len(calls) - 1)]
             self.app.push_screen(Text(f"{call.unit} · {call.words}", lambda width: write_call(call, run, width)))
@@ -493,7 +496,10 @@ class RunScreen(Banded):
             self.board.command("resume")
             return
         self.board.ask(
-            "Hold the training? All ranks wait after the same step, keep their memory, and go on when you press h again.",
+            self.board.keyed(
+                "Hold the training? All ranks wait after the same step, keep their memory, and go on when you press {run.hold}"
+                " again."
+            ),
             [("n", "no, let it train", "no"), ("h", "hold it", "hold")],
             lambda answer: self.board.command("pause") if answer == "hold" else None,
         )
@@ -524,12 +530,18 @@ def last_known(values: NDArray[np.float64]) -> float | None:
 
 
 def trend(losses: NDArray[np.float64]) -> str:
-    """How the loss moved over the last hundred steps, from means of ten: "  ↓ 0.8 %/100 steps"."""
+    """How the loss moves, from the means of the last hundred steps and of the hundred before: "  ↓ 0.8 %/100 steps".
+
+    "  flat" if they differ by less than two standard errors of their difference.
+    """
     loss = losses[np.isfinite(losses)]
-    if len(loss) < 110:
+    if len(loss) < 200:
         return ""
-    before, now = float(loss[-110:-100].mean()), float(loss[-10:].mean())
-    if not before:
+    before, now = loss[-200:-100], loss[-100:]
+    mean, moved = float(before.mean()), float(now.mean() - before.mean())
+    if abs(moved) <= 2 * math.sqrt((float(before.var()) + float(now.var())) / 100):
+        return "  flat"
+    if not mean:
         return ""
-    change = now / before - 1
+    change = moved / abs(mean)
     return f"  {'↓' if change < 0 else '↑'} {fmt.percent(abs(change))}/100 steps"

@@ -108,6 +108,8 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
     if run.state in ENDED:
         ended = run.ended.ended_ns if run.ended else None
         right = f"ended {ago(facts.now_ns - ended)}" if ended and facts.now_ns >= ended else "recorded"
+    elif run.ranks and all(rank.goodbye for rank in run.ranks):  # silent, as is right
+        mark, right = STATE_MARKS["ending"], "its ranks have left"
     elif age is not None and age > STALE_NS:
         mark, extra = STATE_MARKS["stale"], f" {fmt.age(age).removesuffix(' old')}"
         right = f"data {fmt.age(age)}"
