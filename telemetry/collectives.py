@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from fsdp_tui.telemetry.calls import Calls, Floats, Group, Groups, Ints, known, sum_by, tables
 from fsdp_tui.telemetry.mesh import Along, along_dimensions
 from fsdp_tui.telemetry.messages import Comm
 
-Floats = NDArray[np.float64]
 Key = tuple[int, int, int]
 """(unit, kind, phase), as `Comm` has them."""
-Groups = Mapping[int, Sequence[Sequence[int]]]
-"""Rank -> the global ranks of each of its process groups."""
 
 NO_UNIT = -1
 """`Comm.unit` of a call that belongs to no unit."""
@@ -65,33 +62,30 @@ def sum_collectives(step: int, by_rank: Mapping[int, Comm], groups: Groups, worl
     time in it came last, and the others waited for (longest duration - its duration). It is known only for calls that
     every rank of the group reported in the same order.
     """
+    parts = tables(by_rank)
     keys: dict[Key, int] = {}
-    for comm in by_rank.values():
-        for key in zip(comm.unit, comm.kind, comm.phase, strict=True):
-            keys.setdefault(key, len(keys))
+    columns = [
+        np.array([keys.setdefault(key, len(keys)) for key in _keys(part.lead)], dtype=np.int64) for part in parts
+    ]
     ranks = max(world_size, max(by_rank, default=-1) + 1)
     duration = np.full((ranks, len(keys)), np.nan)
-    exposed, late = duration.copy(), duration.copy()
+    exposed, late = duration.copy(), np.zeros_like(duration)
+    compared = np.zeros(late.shape, dtype=bool)
     calls, nbytes = np.zeros(len(keys)), np.zeros(len(keys))
-    columns: dict[int, NDArray[np.int64]] = {}
-    for rank, comm in by_rank.items():
-        column = columns[rank] = np.array(
-            [keys[key] for key in zip(comm.unit, comm.kind, comm.phase, strict=True)], dtype=np.int64
-        )
-        duration[rank] = _sums(column, _known(comm.duration_ns), len(keys))
-        exposed[rank] = _sums(column, _known(comm.exposed_ns), len(keys))
-        calls = np.maximum(calls, _sums(column, np.ones(len(column)), len(keys)))
-        nbytes = np.maximum(nbytes, _sums(column, np.asarray(comm.nbytes, dtype=np.float64), len(keys)))
     spans = np.full((ranks, 2), np.nan)
-    for rank, comm in by_rank.items():
-        spans[rank] = _known([comm.reductions_ns, comm.reductions_exposed_ns])
-    for members, rows in _same_calls(by_rank, columns, groups):
-        spent = np.array([_known(by_rank[rank].duration_ns)[rows] for rank in members])
-        behind = spent.max(axis=0) - spent
-        for rank, row in zip(members, behind, strict=True):
-            part = _sums(columns[rank][rows], row, len(keys))
-            touched = np.bincount(columns[rank][rows], minlength=len(keys)) > 0
-            late[rank] = np.where(touched, np.nan_to_num(late[rank]) + part, late[rank])
+    for part, column in zip(parts, columns, strict=True):
+        duration[part.ranks] = sum_by(column, part.duration, len(keys))
+        exposed[part.ranks] = sum_by(column, part.exposed, len(keys))
+        calls = np.maximum(calls, np.bincount(column, minlength=len(keys)))
+        nbytes = np.maximum(nbytes, sum_by(column, part.nbytes, len(keys)).max(axis=0))
+        told = [by_rank[rank] for rank in part.ranks]
+        spans[part.ranks] = known([(comm.reductions_ns, comm.reductions_exposed_ns) for comm in told])
+    for members, column, spent in _same_calls(parts, columns, groups):
+        touched = np.unique(column)
+        cells = (members[:, None], touched)
+        late[cells] += sum_by(column, spent.max(axis=0) - spent, len(keys))[:, touched]
+        compared[cells] = True
+    late[~compared] = np.nan
     return CommStep(
         step=step,
         keys=list(keys),
@@ -101,9 +95,9 @@ def sum_collectives(step: int, by_rank: Mapping[int, Comm], groups: Groups, worl
         duration=duration.tobytes(),
         exposed=exposed.tobytes(),
         late=late.tobytes(),
-        group_sizes=_group_sizes(by_rank, groups, keys),
+        group_sizes=_group_sizes(parts, groups, keys),
         reductions=spans.tobytes() if np.isfinite(spans).any() else b"",
-        along=along_dimensions(by_rank, groups),
+        along=along_dimensions(parts, groups),
     )
 
 
@@ -144,47 +138,49 @@ def median_known(values: Floats) -> Floats:
     return np.asarray(np.where(count > 0, np.take_along_axis(ordered, ends, axis=-1).mean(axis=-1), np.nan))
 
 
-def _group_sizes(by_rank: Mapping[int, Comm], groups: Groups, keys: Mapping[Key, int]) -> list[int]:
-    """Of the rank that reported first and knows its groups: they are of one size on all."""
+def _keys(comm: Comm) -> Iterator[Key]:
+    return zip(comm.unit, comm.kind, comm.phase, strict=True)
+
+
+def _group_sizes(parts: Sequence[Calls], groups: Groups, keys: Mapping[Key, int]) -> list[int]:
+    """Of the first rank that knows its groups: they are of one size on all."""
     sizes = [0] * len(keys)
-    for rank, comm in by_rank.items():
-        known = groups.get(rank, [])
-        for key, group in zip(zip(comm.unit, comm.kind, comm.phase, strict=True), comm.group, strict=True):
-            if not sizes[keys[key]] and group < len(known):
-                sizes[keys[key]] = len(known[group])
-        if all(sizes):
-            break
+    for part in parts:
+        for rank in part.ranks:
+            of_rank = groups.of(rank)
+            if not of_rank:
+                continue
+            for key, group in zip(_keys(part.lead), part.lead.group, strict=True):
+                if not sizes[keys[key]] and group < len(of_rank):
+                    sizes[keys[key]] = of_rank[group].size
+            if all(sizes):
+                return sizes
     return sizes
 
 
-def _known(times_ns: Sequence[int]) -> Floats:
-    times = np.asarray(times_ns, dtype=np.float64)
-    return np.where(times < 0, np.nan, times)
-
-
-def _sums(column: NDArray[np.int64], values: Floats, size: int) -> Floats:
-    return np.bincount(column, weights=values, minlength=size).astype(np.float64)
-
-
-def _same_calls(
-    by_rank: Mapping[int, Comm], columns: Mapping[int, NDArray[np.int64]], groups: Groups
-) -> Iterable[tuple[tuple[int, ...], NDArray[np.int64]]]:
-    """Groups of ranks with the positions of the calls that they made together."""
-    found: dict[tuple[int, ...], dict[int, list[int]]] = {}
-    for rank, comm in by_rank.items():
-        known = groups.get(rank, [])
-        for at, group in enumerate(comm.group):
-            if group < len(known) and rank in known[group]:
-                found.setdefault(tuple(known[group]), {}).setdefault(rank, []).append(at)
-    for members, positions in found.items():
-        if len(members) < 2 or set(positions) != set(members):
+def _same_calls(parts: Sequence[Calls], columns: Sequence[Ints], groups: Groups) -> Iterator[tuple[Ints, Ints, Floats]]:
+    """Groups whose ranks have all made the same calls in them: the ranks, the columns of those calls, and what each rank
+    spent in them, (ranks, calls)."""
+    # Group -> (which part, which of the rank's groups it is) -> rows of the part.
+    found: dict[Group, dict[tuple[int, tuple[int, ...]], list[int]]] = {}
+    for at, part in enumerate(parts):
+        used = set(part.lead.group)
+        for row, rank in enumerate(part.ranks):
+            numbers: dict[Group, tuple[int, ...]] = {}
+            for number, group in enumerate(groups.of(rank)):
+                if number in used and rank in group.ranks:
+                    numbers[group] = (*numbers.get(group, ()), number)
+            for group, own in numbers.items():
+                found.setdefault(group, {}).setdefault((at, own), []).append(row)
+    for group, made in found.items():
+        if group.size < 2 or sum(map(len, made.values())) != group.size:
             continue
-        rows = np.asarray(positions[members[0]], dtype=np.int64)
-        lead = columns[members[0]][rows]
+        places = [np.flatnonzero(np.isin(parts[at].lead.group, own)) for at, own in made]
+        called = [columns[at][place] for (at, _), place in zip(made, places, strict=True)]
         if all(
-            len(positions[rank]) == len(rows)
-            and bool((np.asarray(positions[rank]) == rows).all())
-            and bool((columns[rank][rows] == lead).all())
-            for rank in members
+            np.array_equal(place, places[0]) and np.array_equal(column, called[0])
+            for place, column in zip(places, called, strict=True)
         ):
-            yield members, rows
+            rows = [(parts[at], some) for (at, _), some in made.items()]
+            members = np.array([part.ranks[row] for part, some in rows for row in some], dtype=np.int64)
+            yield members, called[0], np.concatenate([part.duration[some][:, places[0]] for part, some in rows])

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsdp_tui.telemetry.bandwidth import ALL_REDUCE, bus_factor
+from fsdp_tui.telemetry.calls import Floats
 from fsdp_tui.telemetry.collectives import (
     DURATION,
     EXPOSED,
     FIRST_BUCKET,
     NO_UNIT,
     CommStep,
-    Floats,
     alike,
     median_known,
     order_of,

@@ -6,19 +6,15 @@ Ranks of one dimension are equally far apart, on every rank: of a 2 x 2 mesh, [0
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from fsdp_tui.telemetry.messages import COLLECTIVES, Comm
-
-Floats = NDArray[np.float64]
-Groups = Mapping[int, Sequence[Sequence[int]]]
+from fsdp_tui.telemetry.calls import Calls, Floats, Groups, sum_by
+from fsdp_tui.telemetry.messages import COLLECTIVES
 
 
 class Along(msgspec.Struct, array_like=True):
@@ -46,20 +42,23 @@ class Dimension(NamedTuple):
     exposed_ns: int | None
 
 
-def along_dimensions(by_rank: Mapping[int, Comm], groups: Groups) -> list[Along]:
+def along_dimensions(parts: Sequence[Calls], groups: Groups) -> list[Along]:
     """One step's collectives by dimension and kind; empty when all run along one."""
     shapes: dict[tuple[int, int], int] = {}
-    places: dict[int, list[int]] = {}
-    for rank, comm in by_rank.items():
-        used = set(comm.group)
-        places[rank] = [
-            shapes.setdefault(_shape(ranks), len(shapes)) if at in used else -1
-            for at, ranks in enumerate(groups.get(rank, []))
-        ]
+    # Ranks number their groups as they meet them: which part, which dimension each group runs along -> rows of the part.
+    alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for at, part in enumerate(parts):
+        used = set(part.lead.group)
+        for row, rank in enumerate(part.ranks):
+            places = tuple(
+                shapes.setdefault((group.size, group.stride), len(shapes)) if number in used else -1
+                for number, group in enumerate(groups.of(rank))
+            )
+            alike.setdefault((at, places), []).append(row)
     if len(shapes) < 2:
         return []
-    rows = [_by_place(comm, places[rank], len(shapes)) for rank, comm in by_rank.items()]
-    calls, nbytes, duration, exposed = (np.stack(column) for column in zip(*rows, strict=True))
+    rows = [_by_place(parts[at], some, places, len(shapes)) for (at, places), some in alike.items()]
+    calls, nbytes, duration, exposed = (np.concatenate(column) for column in zip(*rows, strict=True))
     found = [
         Along(
             size,
@@ -77,20 +76,19 @@ def along_dimensions(by_rank: Mapping[int, Comm], groups: Groups) -> list[Along]
     return sorted(found, key=lambda one: (one.size, one.stride, one.kind))
 
 
-def _by_place(comm: Comm, places: Sequence[int], count: int) -> tuple[Floats, Floats, Floats, Floats]:
-    """Calls, bytes, time and exposed time of one rank: sums by dimension and kind. NaN where one time is not known."""
-    group = np.asarray(comm.group, dtype=np.int64)
+def _by_place(
+    part: Calls, rows: Sequence[int], places: Sequence[int], count: int
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Calls, bytes, time and exposed time of some ranks: sums by dimension and kind. NaN where one time is not known."""
+    group = np.asarray(part.lead.group, dtype=np.int64)
     place = np.array([*places, -1], dtype=np.int64)[np.minimum(group, len(places))]
     told = place >= 0
-    index = (place * len(COLLECTIVES) + np.asarray(comm.kind, dtype=np.int64))[told]
-
-    def sums(values: Sequence[int] | None) -> Floats:
-        weights = None if values is None else np.asarray(values, dtype=np.float64)[told]
-        if weights is not None:
-            weights = np.where(weights < 0, np.nan, weights)
-        return np.bincount(index, weights=weights, minlength=count * len(COLLECTIVES)).astype(np.float64)
-
-    return sums(None), sums(comm.nbytes), sums(comm.duration_ns), sums(comm.exposed_ns)
+    columns = (place * len(COLLECTIVES) + np.asarray(part.lead.kind, dtype=np.int64))[told]
+    matrices = (np.ones_like(part.duration), part.nbytes, part.duration, part.exposed)
+    calls, nbytes, duration, exposed = (
+        sum_by(columns, matrix[list(rows)][:, told], count * len(COLLECTIVES)) for matrix in matrices
+    )
+    return calls, nbytes, duration, exposed
 
 
 def dimensions(steps: Sequence[Sequence[Along]]) -> tuple[Dimension, ...]:
@@ -114,12 +112,6 @@ def dimensions(steps: Sequence[Sequence[Along]]) -> tuple[Dimension, ...]:
             )
         )
     return tuple(found)
-
-
-def _shape(ranks: Sequence[int]) -> tuple[int, int]:
-    ordered = sorted(ranks)
-    gaps = {later - earlier for earlier, later in pairwise(ordered)}
-    return len(ordered), gaps.pop() if len(gaps) == 1 else 0
 
 
 def _mean(over_ranks: Floats) -> int | None:

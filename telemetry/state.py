@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fsdp_tui.telemetry import verdicts
 from fsdp_tui.telemetry.bandwidth import ALL_REDUCE
+from fsdp_tui.telemetry.calls import Groups
 from fsdp_tui.telemetry.collectives import FIRST_BUCKET, CommStep, sum_collectives
 from fsdp_tui.telemetry.grid import CommGrid
 from fsdp_tui.telemetry.medians import CollectiveMedians
@@ -324,12 +325,13 @@ class RunState(msgspec.Struct, dict=True):
         room = COMM_CELLS // max(1, 3 * newest.ranks * len(newest.keys))
         del self.comm_window[: -max(4, min(COMM_WINDOW, room))]
 
-    def _groups(self, ranks: Iterable[int]) -> dict[int, list[list[int]]]:
-        found: dict[int, list[list[int]]] = {}
+    def _groups(self, ranks: Iterable[int]) -> Groups:
+        """The process groups of some ranks; kept from step to step, and no part of what `dump` writes."""
+        kept: Groups = self.__dict__.setdefault("kept_groups", Groups())
         for rank in ranks:
             structure = self.ranks[rank].structure if rank in self.ranks else None
-            found[rank] = structure.groups if structure else []
-        return found
+            kept.name(rank, structure.groups if structure else ())
+        return kept
 
     # The picture
 
