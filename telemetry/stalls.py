@@ -110,7 +110,7 @@ def stalled(run: RunView) -> Iterator[Verdict]:
         reason="; ".join([*_whereabouts(answering), *gone]),
         next="it may be an evaluation or the script's own work"
         if severity == "note"
-        else f"fsdp-tui stacks {name} shows what each rank is doing (s in a rank's details)"
+        else f"fsdp-tui stacks {name} shows what each rank is doing"
         if run.ended is None
         else "see where each rank was",
     )

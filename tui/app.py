@@ -23,7 +23,7 @@ from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.sheets import write
-from fsdp_tui.tui.keys import bindings_of, keys_for, shown
+from fsdp_tui.tui.keys import bindings_of, keys_for, shown, with_keys
 from fsdp_tui.tui.pace import Pace
 from fsdp_tui.tui.replay import Place, Replay
 from fsdp_tui.tui.screens.base import Ask, Text, View
@@ -273,7 +273,9 @@ class Dashboard(App[int]):
             "stop": "stopping: all ranks leave after the step they agree on",
             "pause": "holding: all ranks wait after the step they agree on",
             "resume": "the training goes on",
-            "capture": "the next step is captured; when it is there, the Step screen (2) shows it and an event says so",
+            "capture": self.keyed(
+                "the next step is captured; when it is there, the Step screen ({show.step}) shows it and an event says so"
+            ),
             "stacks": "asked: its stack is shown as soon as it answers; a process that is stopped does not",
         }[kind]
 
@@ -420,7 +422,10 @@ class Dashboard(App[int]):
             )
         else:
             self.notify(
-                f"it is through: {words}; Q shows it" + (", and v there compares the runs" if enough else ""),
+                f"it is through: {words}"
+                + self.keyed(
+                    "; {queue} shows it" + (", and {queue.compare} there compares the runs" if enough else "")
+                ),
                 title="queue",
             )
 
@@ -464,6 +469,10 @@ class Dashboard(App[int]):
             then(answer)
 
         self.push_screen(Ask(question, answers), answered)
+
+    def keyed(self, text: str) -> str:
+        """A sentence that names actions, with the keys that they are bound to: see `keys.with_keys`."""
+        return with_keys(text, self.keys)
 
     def copy(self, text: str) -> None:
         """To the clipboard, as far as the terminal lets us; shown too, so that it can be copied by hand."""
@@ -597,7 +606,8 @@ class Dashboard(App[int]):
                 feed = self.feed if self.feed and self.feed.entry.id == entry.id else Feed(self.services, entry, 1.0)
                 feed.command("stop", lambda problem: None)
             self.notify(
-                "stopping after the step that all ranks agree on; q again quits at once", timeout=STOP_PATIENCE_S
+                self.keyed("stopping after the step that all ranks agree on; {quit} again quits at once"),
+                timeout=STOP_PATIENCE_S,
             )
 
     def _leave_when_stopped(self) -> None:
@@ -607,14 +617,15 @@ class Dashboard(App[int]):
             self.exit(0)
         elif time.monotonic() - self._leaving_s > STOP_PATIENCE_S:
             self._leaving_s = None
-            self.notify("it has not stopped yet; q asks again", severity="warning")
+            self.notify(self.keyed("it has not stopped yet; {quit} asks again"), severity="warning")
 
     def action_interrupt(self) -> None:
         now_s = time.monotonic()
         if now_s - self._interrupted_s < TWICE_S:
             self.exit(0)
         self._interrupted_s = now_s
-        self.notify("ctrl+c again quits; runs go on. (q asks what becomes of them)", timeout=TWICE_S)
+        said = "{quit.now} again quits; runs go on. ({quit} asks what becomes of them)"
+        self.notify(self.keyed(said), timeout=TWICE_S)
 
     def text(self) -> str:
         """What is on the screen, without colours."""

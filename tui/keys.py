@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ KEYS: tuple[Key, ...] = (
     Key("past.back", "less_than_sign", "past_step(-1)", "past", "One recorded step back, into the past. The run goes on meanwhile, and nothing is lost.", OF_RUN, "past"),
     Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; units: unit:pattern; runs: a pattern, tag:NAME; ! inverts.", (RUN, RUNS, COMM), "view"),
     Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS, COMM), "view"),
-    Key("note", "n", "note", "note", "Write a note on the run, or tags; they are kept with its recording, and / finds tag:NAME.", (RUNS, RUN), "run"),
+    Key("note", "n", "note", "note", "Write a note on the run, or tags; they are kept with its recording, and the filter finds tag:NAME.", (RUNS, RUN), "run"),
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
     Key("run.stop", "x,ctrl+k", "stop", "stop run", "Stop the training on all ranks at one step. Asks first.", (RUN,), "run"),
     Key("run.hold", "h", "hold", "hold training", "Hold the training on all ranks at one step (asks first), or let it go on.", (RUN,), "run"),
@@ -82,7 +83,7 @@ KEYS: tuple[Key, ...] = (
     Key("step.capture_before", "left_square_bracket", "other_capture(-1)", "older", "The rank's capture before.", (STEP,)),
     Key("step.next_rank", "r,down", "other_rank(1)", "rank", "The next rank with a capture: of the same step the cursor stays where it is.", (STEP,)),
     Key("step.rank_before", "R,up", "other_rank(-1)", "rank before", "The rank before.", (STEP,), footer=False),
-    Key("run.capture", "k", "capture", "capture", "Capture the next step on all ranks: every allocation and free of it, and why its peak is where it is (screen 2).", (RUN, STEP), "run"),
+    Key("run.capture", "k", "capture", "capture", "Capture the next step on all ranks: every allocation and free of it, and why its peak is where it is: the Step screen shows it.", (RUN, STEP), "run"),
     Key("step.alone", "m", "alone", "one alone", "Only unsharded parameters, activations, temporaries, gradients or collective buffers, each on its own scale; then all again.", (STEP,), "view"),
     Key("step.open", "enter", "open", "details", "The focused pane in full: every category at the cursor, or why the peak is where it is.", (STEP,)),
     Key("step.begin", "home", "begin", "begin", "The cursor to the beginning of the step.", (STEP,), footer=False),
@@ -118,7 +119,7 @@ KEYS: tuple[Key, ...] = (
     Key("past.event_after", "right_parenthesis", "past_event(1)", "next event", "In the past: on to the next event.", OF_RUN, "past", footer=False),
     Key("past.jump", "number_sign", "past_jump", "go to step", "Asks for a step of the run and goes there.", OF_RUN, "past", footer=False),
     Key("past.begin", "ctrl+home", "past_begin", "first step", "Back to the first recorded step.", OF_RUN, "past", footer=False),
-    Key("past.end", "ctrl+end", "past_end", "now", "Back to the present; escape does it too, and end on the line of time.", OF_RUN, "past", footer=False),
+    Key("past.end", "ctrl+end", "past_end", "now", "Back to the present; end on the line of time does it too.", OF_RUN, "past", footer=False),
     Key("past.play", "P", "past_play", "play", "Play the run from the moment that is shown, from its begin when that is the present; or stand still.", OF_RUN, "past", footer=False),
     Key("past.speed", "F", "past_speed", "speed", "Play at 1, 2, 10 or 100 times the speed at which it was recorded.", OF_RUN, "past", footer=False),
     # Queue
@@ -158,7 +159,6 @@ SIGNS = {sign: _character_to_key(sign) for sign in "!\"#$%&'()*+,-./:;<=>?@[\\]^
 _SHOWN = {name: sign for sign, name in SIGNS.items()} | {
     "enter": "↵",
     "escape": "esc",
-    "tab": "⇥",
     "left": "←",
     "right": "→",
     "up": "↑",
@@ -173,6 +173,16 @@ def shown(key: str) -> str:
     if key.startswith("ctrl+"):
         return f"^{shown(key.removeprefix('ctrl+'))}"
     return key.upper() if len(key) > 1 and key[0] == "f" and key[1:].isdigit() else key
+
+
+_NAMED = re.compile(r"\{([a-z._]+)\}")
+
+
+def with_keys(text: str, table: Sequence[Key] = KEYS) -> str:
+    """A sentence that names keys: in "{run.capture} captures" the first key of that action stands. `table`: as a person has
+    bound them."""
+    first = {key.id: shown(key.keys.split(",")[0]) for key in table}
+    return _NAMED.sub(lambda found: first.get(found[1], found[0]), text)
 
 
 def keys_for(screen: str, table: Sequence[Key] = KEYS) -> Iterator[Key]:

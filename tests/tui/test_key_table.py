@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 from textual.widgets import OptionList
 
+from fsdp_tui import tui
 from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.keys import (
     CALLS,
@@ -20,6 +25,7 @@ from fsdp_tui.tui.keys import (
     STEP,
     bindings_of,
     keys_for,
+    with_keys,
 )
 from fsdp_tui.tui.screens.base import Text, View
 from fsdp_tui.tui.screens.calls import CallsScreen
@@ -38,6 +44,7 @@ from fsdp_tui.tui.widgets.chrome import KeyBar
 
 from .drive import opened, press, settle, until
 
+SOURCES = Path(tui.__file__).parent
 SCREENS: dict[str, type[View]] = {
     RUN: RunScreen,
     STEP: StepScreen,
@@ -123,3 +130,22 @@ async def test_palette_does_what_the_key_does() -> None:
         assert isinstance(screen, RunScreen)
         await until(pilot, lambda: screen.log_scale)
         await settle(pilot)
+
+
+def test_sentences_name_keys_by_their_actions() -> None:
+    """What stands in braces is an action of the table, so that its key can be put there."""
+    found: dict[str, str] = {}
+    for path in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= dict.fromkeys(re.findall(r"\{([a-z]+(?:\.[a-z_]+)*)\}", node.value), path.name)
+    assert len(found) > 20
+    assert found.keys() <= {key.id for key in KEYS}, found
+
+
+def test_a_sentence_with_keys() -> None:
+    """The first key of each action, as people write it; what is no action stays as it is."""
+    moved = [key._replace(keys="f9,k") if key.id == "run.capture" else key for key in KEYS]
+    text = "{run.capture} captures, {back} leaves {x} and {run}"
+    assert with_keys(text) == "k captures, esc leaves {x} and {run}"
+    assert with_keys(text, moved) == "F9 captures, esc leaves {x} and {run}"

@@ -157,6 +157,11 @@ class View(Screen[None]):
             self.set_focus(widget)
             return
 
+    @property
+    def next_pane(self) -> str:
+        """The key that goes there."""
+        return self.board.keyed("{focus.next}")
+
     # The training
 
     def going_on(self, word: str) -> bool:

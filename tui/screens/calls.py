@@ -64,7 +64,8 @@ class CallsScreen(Replayed):
         else:
             table.empty = no_collectives(run)
             table.show_columns(unit_columns(run, self.rank) if run else [])
-        self.query_one(Tabs).show_notes([[(trail, Ink("ok"))], [("↵ into  esc back  ← → rank", QUIET)]])
+        keys = self.board.keyed("{comm.open} into   {back} back   {rank.previous} {rank.next} rank")
+        self.query_one(Tabs).show_notes([[(trail, Ink("ok"))], [(keys, QUIET)]])
         where = f" · {host_of(run, self.rank)}" if run else ""
         steps = f" · median of {run.grid.steps} steps" if run and run.grid.steps > 1 else ""
         title_of(table, f"{trail}{where} · per step{steps}")

@@ -126,7 +126,7 @@ class CommScreen(Banded):
         self.show_header()
         if self.board.feed is not None:
             self.board.feed.prepare = self._prepare
-        self.query_one(Tabs).show_notes(self._notes())
+        self.query_one(Tabs).show_notes(self._notes(), urgent=self.frozen is not None)
         run = self.run
         key = (
             self.query_one("#body").size,
@@ -166,18 +166,22 @@ class CommScreen(Banded):
             self._calls(run, spot)
 
     def _notes(self) -> list[Row]:
-        choice = self.choice
+        choice, keyed = self.choice, self.board.keyed
         notes: list[Row] = []
         if self.frozen:
-            notes.append([(f"❚❚ frozen at step {self.frozen.view.steps:,} (p)", Ink("warn", bold=True))])
+            notes.append(
+                [(f"❚❚ frozen at step {self.frozen.view.steps:,} {keyed('({run.freeze})')}", Ink("warn", bold=True))]
+            )
         if text := self.query_one("#filter-text", Input).value.strip():
             notes.append([(f"filter: {text}", Ink("ok"))])
-        notes.append([(f"x {METRIC_WORDS[choice.metric].short}", QUIET)])
-        notes.append([(f"a {'all' if choice.kind is None else WORDS[choice.kind]}", QUIET)])
-        notes.append([(f"f {'step' if choice.phase is None else COMM_PHASES[choice.phase]}", QUIET)])
-        notes.append([(f"g {choice.group}", QUIET)])
+        notes.append([(f"{keyed('{comm.metric}')} {METRIC_WORDS[choice.metric].short}", QUIET)])
+        notes.append([(f"{keyed('{comm.kind}')} {'all' if choice.kind is None else WORDS[choice.kind]}", QUIET)])
+        notes.append(
+            [(f"{keyed('{comm.phase}')} {'step' if choice.phase is None else COMM_PHASES[choice.phase]}", QUIET)]
+        )
+        notes.append([(f"{keyed('{comm.group}')} {choice.group}", QUIET)])
         if choice.order != ORDERS[0]:
-            notes.append([(f"s {choice.order}", QUIET)])
+            notes.append([(f"{keyed('{sort}')} {choice.order}", QUIET)])
         return notes
 
     def _bands(self, run: RunView | None) -> list[Band]:

@@ -54,7 +54,7 @@ ROWS = {
     "loss": "last loss",
 }
 PICK = (
-    "Mark two to six runs with space on the Runs screen (0), then come back with 5. The first one marked is the baseline;"
+    "Mark two to six runs with {runs.mark} on the Runs screen ({show.runs}), then come back with {show.compare}. The first one marked is the baseline;"
     " a strategy sweep (fsdp-tui sweep) makes runs that compare well: same model, data, batch and seed."
 )
 
@@ -147,7 +147,7 @@ class CompareScreen(View):
             self.query_one(f"#{name}").styles.height = height
         self._draw(runs)
         hidden = {"said": "do they compare", "trends": "step times", "numbers": "numbers"}
-        hint = f"   ▼ {', '.join(hidden[name] for name in below)}: tab" if below else ""
+        hint = f"   ▼ {', '.join(hidden[name] for name in below)}: {self.next_pane}" if below else ""
         losses = agreement(runs)
         self.query_one("#status", Pane).show(
             lambda width, height, letters: [crop([(" ", LABEL), *losses, (hint, Ink("ok"))], width)]
@@ -178,7 +178,7 @@ class CompareScreen(View):
         trends.show(lambda width, height, letters: draw_trends(runs, width, height))
 
     def _write_pick(self, width: int) -> list[Row]:
-        rows = paragraph(PICK, width)
+        rows = paragraph(self.board.keyed(PICK), width)
         rows.append(crop([], width))
         for run_id in self.board.marked:
             feed = self._feeds.get(run_id)

@@ -105,7 +105,7 @@ class LaunchScreen(View):
 
     def on_mount(self) -> None:
         title_of(self.query_one("#form"), "a new run")
-        title_of(self.query_one("#command"), "the same from a shell (y copies)")
+        title_of(self.query_one("#command"), self.board.keyed("the same from a shell ({launch.copy} copies)"))
         self._fill()
         self.check()
 
@@ -194,7 +194,7 @@ class LaunchScreen(View):
         count = f"▲ {len(self.found)} to put right" if self.found else "✓ ready"
         notes: list[Row] = [[(count, Ink("bad" if self.found else "ok", bold=True))]]
         if words := queue_words(self.board.queue):
-            notes.append([(f"queue (Q): {words}", LABEL)])
+            notes.append([(f"{self.board.keyed('queue ({queue})')}: {words}", LABEL)])
         self.query_one(Tabs).show_notes(notes)
         card = self.query_one("#card", Reader)
         title_of(card, "what is wrong" if self.found else "ready")
@@ -256,7 +256,9 @@ class LaunchScreen(View):
             left = self.board.queue.count("waiting")
             steps = "" if self.spec.steps or self.spec.target != "demo" else f" It trains {BRIEF_STEPS} steps."
             self.app.notify(
-                f"{run_name(self.spec)}: {left} waiting; Q shows the queue.{steps}", title="queued", markup=False
+                f"{run_name(self.spec)}: {left} waiting; {self.board.keyed('{queue}')} shows the queue.{steps}",
+                title="queued",
+                markup=False,
             )
 
     def action_sweep(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from textual.binding import BindingType
 from textual.widget import Widget
+from textual.widgets import Input
 
 from fsdp_tui.telemetry.launch import printed_elsewhere
 from fsdp_tui.telemetry.rundir import RunEntry
@@ -160,7 +161,7 @@ class LogsScreen(View):
 
     KIND = LOGS
     BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(LOGS))
-    FILTER_HINT = "find a pattern; enter, then n and N"
+    FILTER_HINT = "find a pattern"
 
     def __init__(self, entry: RunEntry, rank: int) -> None:
         super().__init__()
@@ -171,6 +172,10 @@ class LogsScreen(View):
 
     def body(self) -> Iterable[Widget]:
         yield LogView(id="log", classes="pane first")
+
+    def on_mount(self) -> None:
+        hint = self.board.keyed(f"{self.FILTER_HINT}; enter, then {{logs.next}} and {{logs.before}}")
+        self.query_one("#filter-text", Input).placeholder = hint
 
     def on_tick(self) -> None:
         snapshot = self.board.snapshot
@@ -188,7 +193,7 @@ class LogsScreen(View):
         notes: list[Row] = [
             [
                 (
-                    "following the end" if view.follow else "standing still (f follows)",
+                    "following the end" if view.follow else self.board.keyed("standing still ({logs.follow} follows)"),
                     Ink("ok") if view.follow else Ink("warn"),
                 )
             ]

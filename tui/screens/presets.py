@@ -43,7 +43,9 @@ class PresetList(ModalScreen[Preset | None]):
 
     def compose(self) -> ComposeResult:
         frame = Vertical(
-            Table(empty="no presets yet: s on the form saves it as one"), Reader(self._in_full), id="presets"
+            Table(empty=self.board.keyed("no presets yet: {launch.save} on the form saves it as one")),
+            Reader(self._in_full),
+            id="presets",
         )
         frame.border_title = "presets"
         frame.border_subtitle = "↵ load · d delete · esc close"

@@ -46,7 +46,10 @@ class QueueScreen(View):
 
     def body(self) -> Iterable[Widget]:
         yield Table(
-            empty="the queue is empty: on the Launch screen (4), a adds what the form says and w sweeps strategies",
+            empty=self.board.keyed(
+                "the queue is empty: on the Launch screen ({show.launch}), {launch.queue} adds what the form says and"
+                " {launch.sweep} sweeps strategies"
+            ),
             id="list",
             classes="pane first",
         )

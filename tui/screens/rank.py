@@ -44,7 +44,8 @@ class RankScreen(Replayed):
         snapshot = self.board.snapshot
         run = snapshot.view if snapshot else None
         self.show_header()
-        self.query_one(Tabs).show_notes([[("← → rank   s stack   esc back", QUIET)]])
+        keys = self.board.keyed("{rank.previous} {rank.next} rank   {rank.stack} stack   {back} back")
+        self.query_one(Tabs).show_notes([[(keys, QUIET)]])
         pane = self.query_one("#rank", Reader)
         found = next((rank for rank in run.ranks if rank.rank == self.rank), None) if run else None
         title_of(pane, f"rank {self.rank}")

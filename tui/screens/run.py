@@ -189,7 +189,7 @@ class RunScreen(Banded):
         if not self.ready:
             return
         self.show_header()
-        self.query_one(Tabs).show_notes(self._notes())
+        self.query_one(Tabs).show_notes(self._notes(), urgent=self.frozen is not None)
         shown = self.snapshot
         run = shown.view if shown else None
         key = (

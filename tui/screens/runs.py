@@ -68,7 +68,7 @@ class RunsScreen(View):
         table.empty = (
             "no run matches the filter"
             if board.entries
-            else "no runs yet: 4 starts one, or fsdp-tui run SCRIPT in another terminal"
+            else board.keyed("no runs yet: {show.launch} starts one, or fsdp-tui run SCRIPT in another terminal")
         )
         at = next((index for index, entry in enumerate(entries) if chosen and entry.id == chosen.id), None)
         table.show_columns(
@@ -76,9 +76,9 @@ class RunsScreen(View):
         )
         notes: list[Row] = [[(f"sort: {SORTS[self.sort]} {'▴' if self.reverse else '▾'}", QUIET)]]
         if board.marked:
-            notes.insert(0, [(f"{len(board.marked)} marked: 5 compares", Ink("ok"))])
+            notes.insert(0, [(f"{len(board.marked)} marked: {board.keyed('{show.compare}')} compares", Ink("ok"))])
         if board.queue.open:
-            notes.insert(0, [(f"queue (Q): {queue_words(board.queue)}", LABEL)])
+            notes.insert(0, [(f"{board.keyed('queue ({queue})')}: {queue_words(board.queue)}", LABEL)])
         self.query_one(Tabs).show_notes(notes)
         self.query_one("#status", Pane).show(lambda width, height, letters: [self._about(width)])
 
@@ -172,7 +172,8 @@ class RunsScreen(View):
         if entry is None:
             return
         if entry.live:
-            self.app.notify(f"{entry.name} is live: stop it first (enter, then x)", severity="warning")
+            keys = self.board.keyed("({runs.open}, then {run.stop})")
+            self.app.notify(f"{entry.name} is live: stop it first {keys}", severity="warning", markup=False)
             return
         size = self.board.sizes.get(entry.id)
         steps = f"{entry.steps:,} recorded steps" if entry.steps else "everything recorded"

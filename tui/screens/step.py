@@ -139,7 +139,10 @@ class StepScreen(Banded):
         said = (
             ()
             if self.timeline
-            else tuple(absent(run, chosen, waiting, self.board.feed.entry.name if self.board.feed else ""))
+            else tuple(
+                (self.board.keyed(words), ink)
+                for words, ink in absent(run, chosen, waiting, self.board.feed.entry.name if self.board.feed else "")
+            )
         )
         key = (
             self.timeline,
@@ -183,8 +186,8 @@ class StepScreen(Banded):
         timeline, look = self.timeline, self.look
         pieces: list[Row] = [[(f"◌ {waiting}", Ink("warn", bold=True))]] if waiting and timeline is not None else []
         if self.below and self.zoomed is None:
-            pieces.append([("▼ why: tab", Ink("ok"))])
-        if timeline is not None and (failed := failures(self.run, timeline.capture)):
+            pieces.append([(f"▼ why: {self.next_pane}", Ink("ok"))])
+        if timeline is not None and (failed := self.board.keyed(failures(self.run, timeline.capture))):
             pieces.append([(failed, Ink("warn", bold=True))])
         if timeline is not None and look is not None:
             capture = timeline.capture
@@ -328,7 +331,8 @@ def counts(chosen: Chosen | None) -> list[str]:
 
 
 def failures(run: RunView | None, shown: Capture) -> str:
-    """Which other ranks could not do what was asked for last, in few words; "" when all could."""
+    """Which other ranks could not do what was asked for last, in few words, with the key that goes there as `keys.with_keys` takes
+    it; "" when all could."""
     ranks = [
         rank.rank
         for rank in (run.ranks if run else ())
@@ -336,7 +340,7 @@ def failures(run: RunView | None, shown: Capture) -> str:
     ]
     if not ranks:
         return ""
-    return f"▲ {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:4]))}{' …' * (len(ranks) > 4)} could not: r"
+    return f"▲ {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:4]))}{' …' * (len(ranks) > 4)} could not: {{step.next_rank}}"
 
 
 def asked_ns(run: RunView, rank: int) -> int | None:
@@ -365,9 +369,13 @@ def waiting_text(run: RunView, chosen: Chosen, now_ns: int) -> str:
 
 
 def absent(run: RunView | None, chosen: Chosen | None, waiting: str, name: str) -> Iterable[tuple[str, Ink]]:
-    """Why there is nothing to show, and what to do."""
+    """Why there is nothing to show, and what to do; keys as `keys.with_keys` takes them."""
     if run is None:
-        yield ("no run is open: 0 shows the runs, enter opens one", LABEL) if not name else (f"opening {name} …", QUIET)
+        yield (
+            ("no run is open: {show.runs} shows the runs, {runs.open} opens one", LABEL)
+            if not name
+            else (f"opening {name} …", QUIET)
+        )
         return
     capture = chosen.capture if chosen else None
     if capture is not None and capture.error:
@@ -375,20 +383,20 @@ def absent(run: RunView | None, chosen: Chosen | None, waiting: str, name: str) 
     elif chosen is None:
         yield "no rank has been heard of yet", LABEL
     elif chosen.ranks:
-        yield f"rank {chosen.rank} has no capture; r goes to one that has", STRONG
+        yield f"rank {chosen.rank} has no capture; {{step.next_rank}} goes to one that has", STRONG
     else:
         yield "no step of this run has been captured", STRONG
     if waiting:
         yield f"◌ {waiting}", Ink("warn", bold=True)
     elif run.state in ENDED:
         yield (
-            "The run is over. A step is captured while the training goes on: with k here, or with fsdp-tui capture.",
+            "The run is over. A step is captured while the training goes on: with {run.capture} here, or with fsdp-tui capture.",
             LABEL,
         )
         return
     else:
         yield (
-            "k captures the next step on all ranks; so does, from a shell, fsdp-tui capture"
+            "{run.capture} captures the next step on all ranks; so does, from a shell, fsdp-tui capture"
             + (f" {name}" if name else ""),
             LABEL,
         )

@@ -204,27 +204,29 @@ class Tabs(Chart):
         super().__init__(**kwargs)
         self._current = screen
         self._notes: Sequence[Row] = ()
+        self._urgent = False
 
-    def show_notes(self, notes: Sequence[Row]) -> None:
-        """Pieces for the right end, the most important first."""
-        self._notes = notes
+    def show_notes(self, notes: Sequence[Row], *, urgent: bool = False) -> None:
+        """Pieces for the right end, the most important first; `urgent`: the screens' names give way to the first."""
+        self._notes, self._urgent = notes, urgent
         self.redraw()
 
-    def _tabs(self) -> list[tuple[Key, str]]:
-        names = [
-            (key, f"{shown(key.keys.split(',')[0])} {key.label.title()}")
-            for key in bound_keys(self)
-            if key.id.startswith("show.")
-        ]
-        return [(key, f"[{text}]" if key.id == f"show.{self._current}" else f" {text} ") for key, text in names]
+    def _tabs(self, width: int) -> list[tuple[Key, str]]:
+        """Each screen's key with what stands for it; its name only where there is room for all names."""
+        screens = [key for key in bound_keys(self) if key.id.startswith("show.")]
+        urgent = row_width(self._notes[0]) + 3 if self._urgent and self._notes else 0
+        for named in (True, False):
+            tabs = []
+            for key in screens:
+                text = shown(key.keys.split(",")[0]) + (f" {key.label.title()}" if named else "")
+                mine = key.id == f"show.{self._current}"
+                tabs.append((key, f"[{text}]" if mine else f" {text} "))
+            if sum(len(text) for _, text in tabs) + urgent <= width:
+                break
+        return tabs
 
     def draw(self, width: int, height: int, letters: bool) -> list[Row]:
-        row: Row = []
-        for key, text in self._tabs():
-            mine = key.id == f"show.{self._current}"
-            row.append((text, STRONG if mine else QUIET))
-        if row_width(row) > width:
-            row = [(text.strip().split(" ")[0] + ("]" if text.startswith("[") else "") + " ", ink) for text, ink in row]
+        row: Row = [(text, STRONG if key.id == f"show.{self._current}" else QUIET) for key, text in self._tabs(width)]
         notes: Row = []
         for note in self._notes:
             piece = [*note, ("   ", QUIET), *notes] if notes else note
@@ -234,7 +236,7 @@ class Tabs(Chart):
 
     def on_click(self, event: Click) -> None:
         x = 0
-        for key, text in self._tabs():
+        for key, text in self._tabs(self.size.width):
             x += len(text)
             if event.x < x:
                 self.app.call_later(self.app.run_action, f"app.{key.action}")
@@ -266,9 +268,9 @@ class KeyBar(Chart):
             name = _field_key(key) if self._typing else key.keys.split(",")[0]
             if not name:
                 continue
-            piece: Row = [(shown(name), Ink("ok", bold=True)), (f" {key.label}", QUIET)]
+            piece = _piece(key, name)
             # Quit keeps its place: nobody should have to look for it.
-            reserved = 8 if key.id != "quit" and not self._typing else 0
+            reserved = 0 if key.id == "quit" or self._typing else sum(2 + row_width(_piece(one)) for one in quitting)
             if x + row_width(piece) + reserved <= width:
                 chosen.append((key, piece))
                 x += row_width(piece) + 2
@@ -288,6 +290,11 @@ class KeyBar(Chart):
                 self.app.call_later(self.app.run_action, key.action if "." in key.action else f"{target}.{key.action}")
                 return
             x += row_width(piece) + 2
+
+
+def _piece(key: Key, name: str = "") -> Row:
+    """A key with its label; `name`: not the first of its keys."""
+    return [(shown(name or key.keys.split(",")[0]), Ink("ok", bold=True)), (f" {key.label}", QUIET)]
 
 
 def _field_key(key: Key) -> str:

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fsdp_tui.telemetry.view import RankView, RunView, Verdict, category, model_states, total
 from fsdp_tui.tui import format as fmt
+from fsdp_tui.tui.keys import with_keys
 from fsdp_tui.tui.theme import SEVERITY_GLYPHS, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.table import paragraph
 
 WAITING = "verdicts come after the second step"
+HERE = {"failed": "{run.logs}", "lost": "{run.logs}", "stalled": "{run.open} on the rank, then {rank.stack}"}
+"""Kind of verdict -> the keys that do what it advises."""
+Keyed = Callable[[str], str]
+"""Puts keys into a sentence: `keys.with_keys` with the table that a person has bound."""
 
 
 def _mark(verdict: Verdict) -> Row:
@@ -41,18 +46,18 @@ def numbers(verdict: Verdict) -> str:
     return "  ".join(words)
 
 
-def draw_card(run: RunView | None, width: int, height: int) -> list[Row]:
+def draw_card(run: RunView | None, width: int, height: int, keyed: Keyed = with_keys) -> list[Row]:
     """Verdicts, the gravest first and in full as far as there is room; then the key figures; what is missing is counted."""
     if run is None or width < 1 or height < 1:
         return []
     figures = key_figures(run, width)
-    blocks = [_block(verdict, width, full=False) for verdict in run.verdicts]
+    blocks = [_block(verdict, width) for verdict in run.verdicts]
     if not blocks:
         blocks = [paragraph(_nothing(run), width, QUIET)]
     if sum(map(len, blocks)) + len(figures) + bool(figures) > height:
         figures = []
     for at, verdict in enumerate(run.verdicts):
-        full = _block(verdict, width, full=True)
+        full = _block(verdict, width, keyed)
         grown = sum(map(len, blocks)) - len(blocks[at]) + len(full)
         if grown + len(figures) + bool(figures) <= height:
             blocks[at] = full
@@ -66,19 +71,21 @@ def draw_card(run: RunView | None, width: int, height: int) -> list[Row]:
         shown += 1
     rows = rows[:height]
     if shown < len(blocks):
-        more = f"+{len(blocks) - shown} more ↵"
+        more = f"+{len(blocks) - shown} more {keyed('{run.open}')}"
         rows = [*rows[: height - 1], crop([(more, QUIET)], width)]
     elif figures:
         rows += [crop([], width)] * max(0, height - len(rows) - len(figures)) + figures
     return rows[:height]
 
 
-def _block(verdict: Verdict, width: int, *, full: bool) -> list[Row]:
+def _block(verdict: Verdict, width: int, keyed: Keyed | None = None) -> list[Row]:
+    """What is the case; in full with `keyed`: then its numbers, why, and what to do."""
     rows = paragraph(
         verdict.what, width, STRONG if verdict.severity in ("bad", "warn") else LABEL, first=_mark(verdict)
     )
-    if full:
-        said = [numbers(verdict), verdict.reason, f"→ {verdict.next}" if verdict.next else ""]
+    if keyed is not None:
+        keys = f" ({keyed(HERE[verdict.kind])})" if verdict.kind in HERE else ""
+        said = [numbers(verdict), verdict.reason, f"→ {verdict.next}{keys}" if verdict.next else ""]
         for text in said:
             if text:
                 rows += paragraph(text, width, QUIET, first=[("  ", QUIET)])
@@ -89,7 +96,7 @@ def _nothing(run: RunView) -> str:
     return WAITING if run.steps < 2 and run.ended is None else "no verdict: nothing is known to be wrong"
 
 
-def draw_strip(run: RunView | None, width: int, height: int) -> list[Row]:
+def draw_strip(run: RunView | None, width: int, height: int, keyed: Keyed = with_keys) -> list[Row]:
     """The gravest verdicts in a row each, cut with "…"; the last row counts the rest."""
     if run is None or height < 1:
         return []
@@ -98,7 +105,7 @@ def draw_strip(run: RunView | None, width: int, height: int) -> list[Row]:
     rows: list[Row] = []
     for at, verdict in enumerate(run.verdicts[:height]):
         rest = len(run.verdicts) - height if at == height - 1 else 0
-        more = f"  +{rest} ↵" if rest > 0 else ""
+        more = f"  +{rest} {keyed('{run.open}')}" if rest > 0 else ""
         room = max(0, width - 3 - len(more))
         rows.append(crop([(" ", LABEL), *_mark(verdict), (fmt.fit(verdict.what, room), LABEL), (more, QUIET)], width))
     return rows
@@ -112,13 +119,13 @@ def write_strategies(run: RunView, width: int) -> list[Row]:
     return [crop([(f"{name:<14}", QUIET), (text or fmt.UNKNOWN, STRONG)], width) for name, text in said]
 
 
-def write_verdicts(run: RunView, width: int) -> list[Row]:
+def write_verdicts(run: RunView, width: int, keyed: Keyed = with_keys) -> list[Row]:
     """All verdicts in full, after the strategies where they differ."""
     rows = write_strategies(run, width)
     if rows:
         rows.append(crop([], width))
     for verdict in run.verdicts:
-        rows += [*_block(verdict, width, full=True), crop([], width)]
+        rows += [*_block(verdict, width, keyed), crop([], width)]
     if not run.verdicts:
         rows += paragraph(_nothing(run), width, QUIET)
     for probe, said in run.probes.items():
