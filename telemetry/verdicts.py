@@ -232,7 +232,12 @@ def states_against_theory(run: RunView) -> Iterator[Verdict]:
             expected=ideal,
             measured=held,
             unit="bytes",
-            reason=causes or "states are spread unevenly, or gradients are not reduced",
+            reason=causes
+            or (
+                "states are spread unevenly, or gradients are not reduced"
+                if off > 0
+                else "parameters that no gradient reaches have neither gradient nor optimizer state"
+            ),
             next="see the findings on each" if causes else "compare the categories of the ranks",
         )
 
@@ -679,15 +684,16 @@ def failure(run: RunView) -> Iterator[Verdict]:
     """A run that ended badly says so before anything else."""
     if run.ended is None or run.ended.state not in ("failed", "lost"):
         return
+    failed = run.ended.state == "failed"
     yield Verdict(
-        kind=run.ended.state,
+        kind="failed" if failed else "lost",
         severity="bad",
-        what=f"the run {'failed' if run.ended.state == 'failed' else 'was lost'}: {run.ended.reason}",
+        what=f"the run {'failed' if failed else 'was lost'}: {run.ended.reason}",
         expected=None,
         measured=None,
         unit="",
         reason="",
-        next="read its log (o)",
+        next="read its log",
     )
 
 

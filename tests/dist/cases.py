@@ -63,7 +63,8 @@ MODELS: dict[str, Callable[[], GPT]] = {
 @dataclass(frozen=True)
 class SetUp:
     """One training. `ignoring` leaves the position embedding out of sharding, by the wrappers' own arguments; `hoard` keeps
-    a copy of all weights from that step on, on the ranks `hoarders`."""
+    a copy of all weights from that step on, on the ranks `hoarders`; `launched` is the strategy that its launch asked for,
+    "" for the same."""
 
     strategy: str
     model: str = "gpt"
@@ -75,6 +76,7 @@ class SetUp:
     hoard: int | None = None
     hoarders: tuple[int, ...] = (0, 1)
     optimizer: str = "AdamW"
+    launched: str = ""
 
 
 @dataclass

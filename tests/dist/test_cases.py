@@ -48,6 +48,7 @@ SETUPS = {
     **{f"states {name}": SetUp("fsdp2:full_shard", optimizer=name, steps=2) for name in cases.OPTIMIZERS},
     **_both("hybrid", "hybrid_shard=2x1"),
     **_both("frozen", model="lora", steps=4),
+    "own choice": SetUp("fsdp2:full_shard", launched="fsdp2:shard_grad_op"),
 }
 
 
@@ -60,7 +61,9 @@ def told() -> dict[str, list[Seen]]:
 
 def _view(setup: SetUp, ranks: list[Seen], *, before_first_step: bool = False) -> RunView:
     state = RunState()
-    state.apply(Launched(run_id="r", name="n", created_ns=1, command=[], nproc=2, strategy=setup.strategy))
+    state.apply(
+        Launched(run_id="r", name="n", created_ns=1, command=[], nproc=2, strategy=setup.launched or setup.strategy)
+    )
     for seen in ranks:
         state.apply(seen.hello)
         for message in seen.messages:
@@ -134,11 +137,12 @@ def test_every_event_of_every_set_up_is_exact(
 
 @pytest.mark.parametrize("label", [label for label in SETUPS if label.startswith("healthy")])
 def test_healthy_runs_have_no_warning(label: str, told: dict[str, list[Seen]], runs: dict[str, RunView]) -> None:
-    """Theory and measurement agree; with two ranks a note says what that means."""
+    """Theory and measurement agree; with two ranks a note says what that means. Tensors outside are what other set-ups left."""
     found = verdicts(runs[label])
+    left = {"tensors_outside"} if any(seen.before_bytes for seen in told[label]) else set()
     shards = label.endswith("full_shard")
     agree = {"states_match_theory", "communication_matches_theory"}
-    assert set(found) - {"tensors_outside"} == agree | ({"two_ranks"} if shards else set())
+    assert set(found) - left == agree | ({"two_ranks"} if shards else set())
     assert found["states_match_theory"].expected == (0.5 if shards else 1) * 4 * whole_bytes()
     if shards:
         assert found["two_ranks"].measured == close(2 * whole_bytes())
@@ -192,7 +196,8 @@ def test_no_sync_keeps_full_gradients(api: str, runs: dict[str, RunView]) -> Non
     run = runs[f"no_sync {api}"]
     verdict = verdicts(run)["no_sync"]
     assert (verdict.severity, verdict.measured) == ("note", whole_bytes())
-    assert at_peak(run, "grad_unsharded") == close(whole_bytes())
+    # A look at the heap that comes late may put the peak where the first unit is reduced already.
+    assert whole_bytes() - unit_bytes()["blocks.0"] <= at_peak(run, "grad_unsharded") <= 1.01 * whole_bytes()
     assert (now(run, "grad_unsharded"), now(run, "grad_shard")) == (0, whole_bytes() / 2)
     assert "no_sync" not in verdicts(runs["no_sync ddp"]), "DDP's gradients are whole anyway"
     assert "no_sync" not in verdicts(runs[f"healthy {api}:full_shard"])
@@ -209,6 +214,12 @@ def test_fsdp1_has_gradients_for_frozen_parameters(runs: dict[str, RunView]) -> 
     assert sum(spent) == close(blocks - trained)
     verdict = verdicts(run)["frozen_mixed"]
     assert (verdict.severity, verdict.measured) == ("warn", max(spent))
+    states = verdicts(run)["states_off_theory"]
+    assert (states.severity, states.expected) == ("note", whole_bytes("lora") / 2 + 3 * trained / 2)
+    assert states.measured == max(
+        now(run, "param_shard", rank) + now(run, "grad_shard", rank) + now(run, "optimizer", rank) for rank in (0, 1)
+    )
+    assert states.reason.startswith("gradients of frozen parameters ")
     assert [unit.frozen_params for unit in run.units if unit.name == "blocks.0"] == [
         units["blocks.0"] / 4 - SHAPE.width**2
     ]
@@ -318,6 +329,15 @@ def test_optimizer_states_to_come(name: str, told: dict[str, list[Seen]], runs: 
         assert verdict is not None
         assert (verdict.severity, verdict.expected, verdict.measured) == ("note", held, 0)
     assert "optimizer_not_allocated" not in verdicts(runs[label])
+
+
+def test_a_script_whose_own_strategy_goes_first(runs: dict[str, RunView]) -> None:
+    """It gives shard() a strategy, and the launch another: what runs is told, and who chose it."""
+    run = runs["own choice"]
+    assert (run.requested, run.effective) == ("fsdp2:shard_grad_op", "fsdp2:full_shard")
+    verdict = verdicts(run)["strategy_changed"]
+    assert (verdict.severity, verdict.what) == ("note", "fsdp2:full_shard runs, fsdp2:shard_grad_op was launched")
+    assert verdict.reason == "the script chooses its strategy itself"
 
 
 @pytest.mark.parametrize("api", BOTH)

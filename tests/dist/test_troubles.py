@@ -16,13 +16,26 @@ from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView, Verdict
 from tests.dist import troubles
 from tests.dist.timings import picture
-from tests.dist.troubles import CONTEXT, INPUT_S, LEAK_BYTES, NAN_AT, NAN_ON, SHAPE, SPIKE_AT, Training
+from tests.dist.troubles import (
+    CONTEXT,
+    INPUT_S,
+    LATE_ON,
+    LATE_S,
+    LEAK_BYTES,
+    NAN_AT,
+    NAN_ON,
+    SHAPE,
+    SPIKE_AT,
+    Training,
+)
 from tests.dist.worlds import run_world
 
 BOTH = ("fsdp1", "fsdp2")
 LONG = 26
 """Steps of which all findings may speak, statistics too."""
 SHARDINGS = ("full_shard", "shard_grad_op", "no_shard")
+RARELY = "ddp that reduces rarely"
+"""The one healthy training here whose compute hardly waits: all that gloo moves on a CPU is exposed."""
 
 HEALTHY = {
     **{f"{api}:{sharding}": Training(f"{api}:{sharding}", steps=LONG) for api in BOTH for sharding in SHARDINGS},
@@ -36,6 +49,7 @@ HEALTHY = {
     },
     "ddp accumulated": Training("ddp", accumulate=2),
     "ddp accumulated in no_sync": Training("ddp", accumulate=2, skip_sync=True),
+    RARELY: Training("ddp", accumulate=32, skip_sync=True, steps=22),
     **{
         f"{api} {name}={value}": Training(f"{api}:full_shard", options=((name, value),))
         for api in BOTH
@@ -51,6 +65,7 @@ TROUBLED = {
     **{f"twice {api}": Training(f"{api}:full_shard", "twice forward") for api in BOTH},
     **{f"evaluates {api}": Training(f"{api}:full_shard", "evaluates") for api in BOTH},
     **{f"shared {api}": Training(f"{api}:full_shard", "shared block") for api in BOTH},
+    **{f"fewer {api}": Training(f"{api}:full_shard", "unused block") for api in BOTH},
     "never reduced ddp": Training("ddp", "never reduced"),
     "never reduced fsdp2": Training("fsdp2:full_shard", "never reduced"),
     "apart": Training("", steps=3),
@@ -59,6 +74,7 @@ TROUBLED = {
     "spike": Training("fsdp2:full_shard", "spike", steps=SPIKE_AT + 4),
     "leak": Training("fsdp2:full_shard", "leak", steps=2 * LONG),
     "slow input": Training("fsdp1:full_shard", "slow input", steps=LONG),
+    **{f"late {api}": Training(f"{api}:full_shard", "late rank", steps=LONG) for api in BOTH},
 }
 """And what must be found in each, which nothing else has."""
 FOUND = {
@@ -66,6 +82,7 @@ FOUND = {
     "twice": "extra_communication",
     "evaluates": "extra_communication",
     "shared": "extra_communication",
+    "fewer": "less_communication",
     "never": "never_reduced",
     "apart": "ranks_apart",
     "made": "trains_nothing",
@@ -73,6 +90,7 @@ FOUND = {
     "spike": "loss_spike",
     "leak": "memory_creep",
     "slow": "input_bound",
+    "late": "straggler",
 }
 TIMED = {"straggler", "rank_outlier"}
 """Findings that a busy machine may make by itself: a training that has them is measured once more."""
@@ -83,8 +101,15 @@ def told() -> dict[str, list[list[Message]]]:
     """What both ranks told of each training."""
     everything = HEALTHY | TROUBLED
     found = _measure(everything)
-    disturbed = {name: training for name, training in everything.items() if TIMED & kinds(picture(found[name])).keys()}
+    disturbed = {
+        name: training for name, training in everything.items() if disturbing(name) & kinds(picture(found[name])).keys()
+    }
     return found | (_measure(disturbed) if disturbed else {})
+
+
+def disturbing(name: str) -> set[str]:
+    """Findings that this training has only if something else held it up."""
+    return TIMED - {FOUND.get(name.split()[0], "")} | ({"exposed_communication"} if name == RARELY else set())
 
 
 def _measure(trainings: dict[str, Training]) -> dict[str, list[list[Message]]]:
@@ -145,6 +170,7 @@ EXPECTED = {
     **{f"{api}:no_shard accumulated in no_sync": 2 * ALL for api in BOTH},
     "ddp accumulated": 4 * ALL,
     "ddp accumulated in no_sync": 2 * ALL,
+    RARELY: 2 * ALL,
     **{f"{api} checkpointing=True": 2 * BLOCKS + ROOT + ALL for api in BOTH},
     **{f"{api} prefetch=1": 2 * BLOCKS + ROOT + ALL for api in BOTH},
     **{f"{api} precision=bf16": (2 * BLOCKS + ROOT) // 2 + ALL for api in BOTH},
@@ -196,6 +222,20 @@ def test_four_ranks() -> None:
         assert (verdict.expected, verdict.measured) == (nbytes, nbytes), strategy
 
 
+@pytest.mark.parametrize("api", BOTH)
+def test_a_unit_that_takes_no_part(api: str, runs: dict[str, RunView]) -> None:
+    """Two gathers and a reduction of it are missing; it has neither gradients nor optimizer states."""
+    found = kinds(runs[f"fewer {api}"])
+    less = found["less_communication"]
+    whole = 2 * BLOCKS + ROOT + ALL
+    assert (less.severity, less.expected, less.measured) == ("note", whole, whole - 3 * BLOCK)
+    assert "blocks.1 took no part" in less.reason
+    states = found["states_off_theory"]
+    assert (states.severity, states.expected) == ("note", 2 * ALL)
+    assert states.measured == pytest.approx(2 * ALL - 1.5 * BLOCK, rel=0.01)
+    assert "no gradient reaches" in states.reason
+
+
 EXTRA = {
     # Recomputation with use_reentrant gathers, frees, and gathers again.
     "recomputed fsdp1": (BLOCKS, "warn", "checkpointing is around the wrapped module"),
@@ -223,7 +263,7 @@ def test_extra_communication_has_its_cause(name: str, runs: dict[str, RunView]) 
 @pytest.mark.parametrize("name", ["never reduced ddp", "never reduced fsdp2", "apart"])
 def test_ranks_that_train_apart(name: str, runs: dict[str, RunView]) -> None:
     """All parameters' gradients are missing from between the ranks."""
-    verdict = kinds(runs[name])[FOUND[name.split()[0]]]
+    verdict = kinds(runs[name])["ranks_apart" if name == "apart" else "never_reduced"]
     assert (verdict.severity, verdict.expected, verdict.measured) == ("bad", ALL, 0)
     assert "no gradient is" in verdict.what
 
@@ -282,6 +322,40 @@ def test_steps_that_wait_for_input(told: dict[str, list[list[Message]]], runs: d
     assert verdict.measured < 1
     assert "straggler" not in kinds(run)
     assert "input_bound" not in kinds(_until(told["slow input"], 19))
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_a_rank_that_the_others_wait_for(
+    api: str, told: dict[str, list[list[Message]]], runs: dict[str, RunView]
+) -> None:
+    """By what it sleeps in its forward, and the first collective after it; not before the statistics are there."""
+    verdict = kinds(runs[f"late {api}"])["straggler"]
+    step = runs[f"late {api}"].step_median_ns
+    assert (verdict.severity, verdict.expected, verdict.unit) == ("warn", 0.1, "share of step")
+    assert verdict.measured is not None
+    assert step is not None
+    assert 0.75 * LATE_S * 1e9 < verdict.measured * step < 1.5 * LATE_S * 1e9
+    assert f"wait for rank {LATE_ON}" in verdict.what
+    assert "it begins at blocks.2's all-gather in backward; its compute takes" in verdict.reason
+    assert "straggler" not in kinds(_until(told[f"late {api}"], 20))
+
+
+def test_compute_that_waits_for_communication(told: dict[str, list[list[Message]]], runs: dict[str, RunView]) -> None:
+    """All of gloo's collectives; not where that is under a twentieth of the step, nor before the statistics are there."""
+    shares = {}
+    for name in ("fsdp1:full_shard", "fsdp2:full_shard", "ddp", RARELY):
+        run = runs[name]
+        assert run.comm.exposed_ns is not None
+        assert run.step_median_ns is not None
+        shares[name] = run.comm.exposed_ns / run.step_median_ns
+        verdict = kinds(run).get("exposed_communication")
+        assert (verdict is not None) == (shares[name] >= 0.05)
+        if verdict is not None:
+            assert (verdict.severity, verdict.expected, verdict.measured) == ("note", 0.05, shares[name])
+        assert "exposed_communication" not in kinds(_until(told[name], 19))
+    assert "exposed_communication" in kinds(runs["fsdp2:full_shard"])
+    # On a quiet machine it is 0.01; on a loaded one ranks wait for each other, which is no less true.
+    assert shares[RARELY] < shares["fsdp2:full_shard"] / 2
 
 
 def _until(ranks: list[list[Message]], last: int) -> RunView:

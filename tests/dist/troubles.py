@@ -30,6 +30,8 @@ NAN_AT, NAN_ON = 12, 1
 """Step and rank of the first loss that is no number."""
 SPIKE_AT = 25
 INPUT_S = 0.02
+LATE_S, LATE_ON = 0.04, 1
+"""How long that rank sleeps in the forward of its last block."""
 LEAK_BYTES = 1 << 20
 
 
@@ -68,16 +70,34 @@ class Shared(GPT):
             del self.blocks[-1]
 
 
+class Unused(GPT):
+    """Its middle block is never called."""
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        blocks = self.blocks
+        self.blocks = nn.ModuleList([blocks[0], *blocks[2:]])
+        try:
+            return super().forward(tokens, targets)
+        finally:
+            self.blocks = blocks
+
+
+MODELS: dict[str, type[GPT]] = {"shared block": Shared, "unused block": Unused}
+
+
 def run_all(trainings: list[Training]) -> list[list[Message]]:
     return [run(training) for training in trainings]
 
 
 def run(training: Training) -> list[Message]:
     """What this rank tells of the training."""
+    gc.collect()  # what the last one has left would be this one's tensors outside, and on one rank sooner than on another
     dist.barrier()
     torch.manual_seed(0)
     trouble = training.trouble
-    model = (Shared if trouble == "shared block" else GPT)(SHAPE, CONTEXT)
+    model = MODELS.get(trouble, GPT)(SHAPE, CONTEXT)
+    if trouble == "late rank" and dist.get_rank() == LATE_ON:
+        model.blocks[-1].register_forward_pre_hook(lambda *_: time.sleep(LATE_S))
     early = torch.optim.AdamW(model.parameters(), lr=LR)
     wrapped = _wrapped(model, training)
     optimizer = early if trouble == "made before" else torch.optim.AdamW(wrapped.parameters(), lr=LR)

@@ -149,6 +149,9 @@ def test_a_killed_rank_makes_the_run_failed_with_that_rank_within_five_seconds(l
     assert ended is not None
     assert (ended.state, ended.failed_rank, ended.exit_codes) == ("failed", 1, {"0": -9, "1": -9})
     assert ended.reason == "rank 1 was killed by SIGKILL"
+    first = load_state(run.paths.recording).view().verdicts[0]
+    assert (first.kind, first.severity) == ("failed", "bad")
+    assert first.what == "the run failed: rank 1 was killed by SIGKILL"
     assert gone(pids[0])
 
 
@@ -163,6 +166,8 @@ def test_a_killed_launcher_takes_every_rank_with_it_and_the_run_is_lost(launch: 
     assert state.state == "lost"
     assert state.ended is not None
     assert "launcher was killed" in state.ended.reason
+    first = state.view().verdicts[0]
+    assert (first.kind, first.severity, first.what) == ("lost", "bad", f"the run was lost: {state.ended.reason}")
     assert resolve(run.run_id).state == "lost"
 
 
