@@ -23,7 +23,7 @@ from fsdp_tui.telemetry.collectives import (
     order_of,
 )
 from fsdp_tui.telemetry.messages import COLLECTIVES, COMM_PHASES
-from fsdp_tui.telemetry.view import BUCKETS, NO_CALLS, Collective, CollectiveStats, CommTotals, Lateness
+from fsdp_tui.telemetry.view import BUCKETS, NO_CALLS, ByRank, Collective, CollectiveStats, CommTotals, Lateness
 
 STEADY = 0.85
 """Share of the steps in which a rank must be late for it to be late steadily: with 20 steps, 17 of them."""
@@ -208,9 +208,9 @@ class CollectiveMedians:
                 algbw_bytes_per_s=_finite(algbw[at]),
                 busbw_bytes_per_s=_finite(busbw[at]),
                 exposed_ns=_whole(waited[at]),
-                late_ns={rank: int(ns) for rank, ns in enumerate(row) if ns == ns},
+                late_ns=ByRank(row),
             )
-            for at, row in enumerate(late.tolist())
+            for at, row in enumerate(late)
         ]
 
     def _of(self, matrix: Floats, columns: NDArray[np.int64]) -> Floats:

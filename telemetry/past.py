@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fsdp_tui.telemetry.messages import BadMessage, Beat, decode
 from fsdp_tui.telemetry.recording import RecordingError, load_state, open_to_read, said
-from fsdp_tui.telemetry.state import COMM_WINDOW, MAX_CAPTURES, STEP_WINDOW, RunState
+from fsdp_tui.telemetry.state import COMM_WINDOW, MAX_CAPTURES, RunState, step_window
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.telemetry.waypoint import complete_to, unpack
 
@@ -23,11 +23,8 @@ KEPT = 32
 """Moments that are kept."""
 BACKWARDS = 8
 """Who goes back a step goes on doing so: so many moments are made on the way, of which the others are there when they are asked for."""
-WINDOW_ROWS = 16_384
-"""Medians of many ranks are taken over fewer steps than in the present, so that a jump stays quick: steps x ranks,"""
-COMM_ROWS = 4_096
-"""and for collectives, which cost more."""
-LEAST_STEPS, LEAST_COMM = 64, 8
+COMM_ROWS, LEAST_COMM = 4_096, 8
+"""Medians of many ranks' collectives are taken over fewer steps than in the present, so that a jump stays quick: steps x ranks."""
 CHUNK = 512
 """Rows that are read at a time; no transaction stays open in between, so that whoever records is not held up."""
 
@@ -189,9 +186,8 @@ class Past:
         if not self._has_waypoints:
             return None
         (ranks,) = self._one("SELECT COUNT(*) FROM step WHERE step = ?", step)
-        window = max(LEAST_STEPS, min(STEP_WINDOW, WINDOW_ROWS // max(1, ranks)))
         query = "SELECT log_id, body FROM waypoint WHERE step <= ? ORDER BY log_id DESC LIMIT 1"
-        row: tuple[int, bytes] | None = self._db.execute(query, (step - window,)).fetchone()
+        row: tuple[int, bytes] | None = self._db.execute(query, (step - step_window(ranks),)).fetchone()
         return row
 
     def _begin_from(self, waypoint: tuple[int, bytes] | None) -> _Place:

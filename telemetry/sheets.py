@@ -104,7 +104,7 @@ def collectives(run: RunView) -> Sheet:
                 stats = getattr(collective, phase)
                 if not stats.per_step:
                     continue
-                latest = max(stats.late_ns, key=lambda rank: stats.late_ns[rank], default=None)
+                latest = stats.late_ns.highest
                 yield [
                     unit, kind, phase, stats.per_step, stats.bytes, stats.median_ns, stats.duration_ns, stats.exposed_ns,
                     stats.overlapped_ns, stats.algbw_bytes_per_s, stats.busbw_bytes_per_s, latest,

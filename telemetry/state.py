@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, median_low
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -46,6 +45,7 @@ from fsdp_tui.telemetry.messages import (
     Structure,
     Where,
 )
+from fsdp_tui.telemetry.steps import NO_STEPS, StepFigures, StepMedians, first_step
 from fsdp_tui.telemetry.view import (
     BUCKETS,
     BucketView,
@@ -59,8 +59,9 @@ from fsdp_tui.telemetry.view import (
     typical,
 )
 
-STEP_WINDOW = 512
-"""Steps per rank that medians of step time, phases and overhead are taken over."""
+STEP_WINDOW, LEAST_STEP_WINDOW = 512, 64
+"""Steps per rank that medians of step time, phases and overhead are taken over; fewer when ranks x steps would be more than"""
+STEP_ROWS = 16_384
 COMM_WINDOW = 128
 """Steps that medians of collectives are taken over; fewer when ranks x kinds of calls would need more than this many cells:"""
 COMM_CELLS = 8_000_000
@@ -77,7 +78,12 @@ DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"
 """Memory category -> the reading of a `Gauge` that it is."""
 
 
-class RankState(msgspec.Struct, dict=True):
+def step_window(ranks: int) -> int:
+    """Steps of each rank that are kept when there are so many ranks."""
+    return max(LEAST_STEP_WINDOW, min(STEP_WINDOW, STEP_ROWS // max(1, ranks)))
+
+
+class RankState(msgspec.Struct):
     """What is kept of one rank."""
 
     hello: Hello | None = None
@@ -236,8 +242,7 @@ class RunState(msgspec.Struct, dict=True):
             rank.first_step = sample.step
         elif sample.step != rank.first_step:
             rank.window.append(sample)
-            if len(rank.window) > 2 * STEP_WINDOW:
-                del rank.window[:-STEP_WINDOW]
+            del rank.window[: -step_window(self.world_size)]
         rank.last = sample
         highest = total(tuple(sample.peak))
         if highest is not None:
@@ -337,8 +342,11 @@ class RunState(msgspec.Struct, dict=True):
 
     def view(self) -> RunView:
         """One immutable picture of everything, verdicts included."""
-        stats = self._medians()
-        ranks = tuple(self._rank_view(rank, state, stats.exposed.get(rank, ())) for rank, state in self.ranks.items())
+        stats, steps = self._medians(), self._step_medians()
+        ranks = tuple(
+            self._rank_view(rank, state, steps.get(rank, NO_STEPS), stats.exposed.get(rank, ()))
+            for rank, state in self.ranks.items()
+        )
         usual = typical([total(rank.memory) for rank in ranks])
         ranks = tuple(self._with_since(rank, usual) for rank in ranks)
         structures = [state.structure for state in self.ranks.values() if state.structure]
@@ -423,6 +431,11 @@ class RunState(msgspec.Struct, dict=True):
         kept.follow(self.comm_window)
         return kept
 
+    def _step_medians(self) -> Mapping[int, StepFigures]:
+        """As `_medians`, of the windows of steps."""
+        kept: StepMedians = self.__dict__.setdefault("kept_steps", StepMedians())
+        return kept.follow({rank: state.window for rank, state in self.ranks.items()}, step_window(self.world_size))
+
     def _grid(self, names: Sequence[str]) -> CommGrid:
         """Of the window as it is now, kept as long as it is that."""
         kept: CommGrid | None = self.__dict__.get("kept_grid")
@@ -430,8 +443,12 @@ class RunState(msgspec.Struct, dict=True):
             kept = self.__dict__["kept_grid"] = CommGrid(self.comm_window, names, kept)
         return kept
 
-    def _rank_view(self, rank: int, state: RankState, exposed_ns: tuple[int | None, ...]) -> RankView:
-        last, medians = state.last, _step_medians(state)
+    def _rank_view(
+        self, rank: int, state: RankState, medians: StepFigures, exposed_ns: tuple[int | None, ...]
+    ) -> RankView:
+        last = state.last
+        if last is not None and not state.window:
+            medians = first_step(last)
         units = state.structure.units if state.structure else []
         seen = [
             at for at in (last.ended_ns if last else None, state.beat.sent_ns if state.beat else None) if at is not None
@@ -596,28 +613,6 @@ def _with_device(memory: Sequence[int | None], gauge: Gauge | None) -> Column:
         if value is not None and at < len(column) and column[at] is None:
             column[at] = int(value)
     return tuple(column)
-
-
-class StepMedians(NamedTuple):
-    """Of one rank's steps."""
-
-    step_ns: int | None
-    phases_ns: tuple[int | None, ...]
-    overhead_ns: int | None
-
-
-def _step_medians(state: RankState) -> StepMedians:
-    """Worked out anew with each step only: heartbeats and readings make pictures too. No part of what `dump` writes."""
-    kept: tuple[Step | None, StepMedians] | None = state.__dict__.get("kept_medians")
-    if kept is None or kept[0] is not state.last:
-        last, window = state.last, state.window[-STEP_WINDOW:]
-        medians = StepMedians(
-            _median_known([step.step_ns for step in window]),
-            _median_columns([tuple(step.phases_ns) for step in window or ([last] if last else [])]),
-            _median_known([step.overhead_ns for step in window]),
-        )
-        kept = state.__dict__["kept_medians"] = (last, medians)
-    return kept[1]
 
 
 def _median_known(values: Sequence[int | None]) -> int | None:

@@ -5,7 +5,7 @@ Live, recorded and paused runs give the same picture. `None` means not known, ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import NamedTuple
@@ -72,6 +72,33 @@ def adds_up(column: Column) -> bool:
     return whole is None or whole == sum(column[i] or 0 for i in range(len(TOTAL_CATEGORIES)))
 
 
+class ByRank(Mapping[int, int]):
+    """Nanoseconds of those ranks whose figure is known. A thousand ranks times a hundred calls are turned into numbers of
+    Python only where somebody asks."""
+
+    __slots__ = ("values_ns",)
+
+    def __init__(self, values_ns: Sequence[float] | Floats = ()) -> None:
+        self.values_ns: Floats = np.asarray(values_ns, dtype=np.float64)
+        """(ranks,), NaN where not known."""
+
+    def __getitem__(self, rank: int) -> int:
+        if not (0 <= rank < len(self.values_ns) and np.isfinite(self.values_ns[rank])):
+            raise KeyError(rank)
+        return int(self.values_ns[rank])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(np.flatnonzero(np.isfinite(self.values_ns)).tolist())
+
+    def __len__(self) -> int:
+        return int(np.isfinite(self.values_ns).sum())
+
+    @property
+    def highest(self) -> int | None:
+        """The rank with most, the first one of several; None when nothing is known."""
+        return int(np.nanargmax(self.values_ns)) if len(self) else None
+
+
 @dataclass(frozen=True, slots=True)
 class CollectiveStats:
     """One kind of collective of one unit, per step and rank; the first step is left out of every median."""
@@ -83,7 +110,7 @@ class CollectiveStats:
     """Per call, over steps and ranks."""
     exposed_ns: int | None
     """Per step: median over steps of the mean over ranks of the time that compute waited."""
-    late_ns: Mapping[int, int]
+    late_ns: ByRank
     """Rank -> ns per step by which the others waited for it; empty when not known."""
     duration_ns: int | None = None
     """Per step: median over steps of the mean over ranks of the calls' durations together."""
@@ -100,7 +127,7 @@ class CollectiveStats:
         return max(0, self.duration_ns - self.exposed_ns)
 
 
-NO_CALLS = CollectiveStats(per_step=0, bytes=0, median_ns=None, exposed_ns=None, late_ns={})
+NO_CALLS = CollectiveStats(per_step=0, bytes=0, median_ns=None, exposed_ns=None, late_ns=ByRank())
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,12 +259,12 @@ class RunScreen(Banded):
         if shown is None:
             return []
         run = shown.view
-        late = lateness(run)
+        late = lateness(run) if SORTS[self.sort] == "lateness" else ()
         keys = {
             "rank": lambda rank: rank.rank,
             "peak": lambda rank: -(rank.highest_bytes or 0),
             "states": lambda rank: -(model_states(rank.memory) or 0),
-            "lateness": lambda rank: -late.get(rank.rank, 0),
+            "lateness": lambda rank: -late[rank.rank],
         }
         kept = [rank for rank in run.ranks if self._keep(rank)]
         return sorted(kept, key=keys[SORTS[self.sort]], reverse=self.reverse)
@@ -505,12 +505,12 @@ class RunScreen(Banded):
         )
 
 
-def lateness(run: RunView) -> dict[int, int]:
-    """Rank -> ns per step that others waited for it, over all collectives."""
-    late: dict[int, int] = {}
+def lateness(run: RunView) -> NDArray[np.float64]:
+    """By rank, ns per step that others waited for it, over all collectives."""
+    late = np.zeros(1 + max((rank.rank for rank in run.ranks), default=0))
     for call in calls_of(run):
-        for rank, ns in call.collective.step.late_ns.items():
-            late[rank] = late.get(rank, 0) + ns
+        values = np.nan_to_num(call.collective.step.late_ns.values_ns)[: len(late)]
+        late[: len(values)] += values
     return late
 
 

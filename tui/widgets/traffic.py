@@ -49,9 +49,9 @@ def calls_of(run: RunView) -> list[Call]:
 
 def late_text(stats: CollectiveStats) -> str:
     """The rank that the others waited longest for, and how long per step."""
-    if not stats.late_ns:
+    rank = stats.late_ns.highest
+    if rank is None:
         return fmt.UNKNOWN
-    rank = max(stats.late_ns, key=lambda rank: stats.late_ns[rank])
     return f"{rank} +{fmt.duration(stats.late_ns[rank])}" if stats.late_ns[rank] > 0 else "none"
 
 

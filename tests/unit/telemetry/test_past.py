@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fsdp_tui.telemetry import past, recording
+from fsdp_tui.telemetry import state as state_module
 from fsdp_tui.telemetry.messages import Beat, Ended, Event, Gauge, Message, encode
 from fsdp_tui.telemetry.past import Moment, Past
 from fsdp_tui.telemetry.recording import Recorder, RecordingError
@@ -213,7 +214,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
 def test_captures_are_there_from_their_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when they lie before the waypoint."""
     monkeypatch.setattr(recording, "WAYPOINT_ROWS", 120)
-    monkeypatch.setattr(past, "WINDOW_ROWS", 2 * past.LEAST_STEPS)
+    monkeypatch.setattr(state_module, "STEP_ROWS", 2 * state_module.LEAST_STEP_WINDOW)
     rows: list[Message] = list(beginning())
     for number in range(1, 401):
         rows += one_step(number)
