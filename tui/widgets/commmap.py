@@ -326,8 +326,8 @@ def spot_words(run: RunView, choice: Choice, spot: Spot, width: int = 1000) -> s
 
 
 def call_words(call: CallFigures) -> str:
-    """ "all-gather fwd"; "together" for all of them."""
-    return "together" if call.kind < 0 else f"{WORDS[call.kind]} {SHORT_PHASES[call.phase]}"
+    """ "all-gather fwd"; of all of them it is the median of their sum, which is not the sum of their medians."""
+    return "median sum" if call.kind < 0 else f"{WORDS[call.kind]} {SHORT_PHASES[call.phase]}"
 
 
 def call_columns(calls: Sequence[CallFigures]) -> list[TableColumn]:
