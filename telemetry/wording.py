@@ -6,8 +6,19 @@ from collections.abc import Sequence
 
 
 def size(nbytes: float) -> str:
-    power = 1 if nbytes < 2**20 else 2 if nbytes < 2**30 else 3
-    return f"{nbytes / 2 ** (10 * power):,.1f} {' KMG'[power]}iB"
+    """Three digits that count, in the unit that has them: "512 B", "1.85 MiB"."""
+    scaled, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if round(abs(scaled)) < 1000:
+            break
+        scaled, unit = scaled / 1024, larger
+    decimals = 0 if unit == "B" else 2 if round(abs(scaled), 2) < 10 else 1 if round(abs(scaled), 1) < 100 else 0
+    return f"{scaled:,.{decimals}f} {unit}"
+
+
+def percent(share: float, decimals: int = 0, *, signed: bool = False) -> str:
+    """ "12 %", "+0.03 %", "−3 %"."""
+    return f"{share * 100:{'+' if signed else ''},.{decimals}f} %".replace("-", "−")
 
 
 def duration(ns: float) -> str:

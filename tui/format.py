@@ -7,6 +7,7 @@ known: `number` says "nan".) Rounding never shows four digits where the next uni
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -63,18 +64,13 @@ def scale_for(values: Iterable[Value], units: Sequence[Unit] = BYTES) -> Unit:
 
 
 def in_unit(value: Value, unit: Unit, *, signed: bool = False) -> str:
-    """The number alone, in a unit that a heading names."""
+    """The number alone, in a unit that a heading names. What is there and too little for it reads "<0.1", and not 0.0."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return _sign(f"{value / unit.size:{'+' if signed else ''},.{unit.decimals}f}")
-
-
-def column(values: Sequence[Value], unit: Unit | None = None, *, title: str = "") -> list[str]:
-    """The numbers of a table column in one unit, right-aligned to one width (at least the title's)."""
-    unit = unit or scale_for(values)
-    texts = [in_unit(value, unit) for value in values]
-    width = max(map(len, texts), default=0)
-    return [text.rjust(max(width, len(title))) for text in texts]
+    text = f"{value / unit.size:{'+' if signed else ''},.{unit.decimals}f}"
+    if value > 0 and not signed and not text.strip("0."):
+        return f"<{10**-unit.decimals:.{unit.decimals}f}"
+    return _sign(text)
 
 
 def size(value: Value, *, signed: bool = False) -> str:
@@ -124,6 +120,27 @@ def change(value: Value, base: Value, *, decimals: int = 1) -> str:
     if value is None or base is None or not base:
         return UNKNOWN
     return percent(value / base - 1, signed=True, decimals=decimals)
+
+
+GLUE = "\N{NO-BREAK SPACE}"
+_TOGETHER = re.compile(r"(?<=\d) (?=(?:(?:[KMGT]i)?B|[num]?s|min|h|d|times)\b|%)|(?<=\brank|\bstep) (?=\d)")
+
+
+def glued(text: str) -> str:
+    """The text with GLUE for the spaces at which no line may end: between a number and its unit, or "rank" and its number."""
+    return _TOGETHER.sub(GLUE, text)
+
+
+def sentence(text: str, width: int) -> str:
+    """A sentence in at most so many cells; one that needs more ends in "…" after a whole word, or a number with its unit."""
+    if len(text) <= width:
+        return text
+    kept = ""
+    for word in glued(text).split(" "):
+        if len(kept) + len(word) + 3 > width:
+            break
+        kept += f" {word}" if kept else word
+    return f"{kept.rstrip(' ,;:')} …".replace(GLUE, " ") if kept else fit(text, width)
 
 
 def count(value: Value) -> str:

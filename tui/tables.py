@@ -100,7 +100,8 @@ def summary(run: RunView) -> str:
     lines += [progress(run), ""]
     if run.ranks:
         lines += [memory_table(run.ranks), ""]
-    known = [(name, ns) for name, ns in zip(PHASES, run.phases_ns, strict=False) if ns is not None]
+    # Medians: what most steps lack, as a checkpoint, is 0 and no part of the usual step.
+    known = [(name, ns) for name, ns in zip(PHASES, run.phases_ns, strict=False) if ns]
     if known:
         lines += ["step phases  " + "  ".join(f"{name} {fmt.duration(ns)}" for name, ns in known), ""]
     if run.units:
@@ -135,11 +136,10 @@ def captures(taken: Sequence[Capture]) -> str:
         shown = [name for at, name in enumerate(TOTAL_CATEGORIES) if any(capture.peak[at] for capture in good)]
         columns = [[capture.peak[CATEGORIES.index(name)] for capture in good] for name in shown]
         columns.append([capture.peak[-1] for capture in good])
-        unit = fmt.scale_for([value for column in columns for value in column])
-        header = [f"peak ({unit.name})", *shown, "total"]
-        cells = [fmt.column(column, unit, title=title) for column, title in zip(columns, header[1:], strict=True)]
-        rows = [[f"rank {capture.rank}", *(column[at] for column in cells)] for at, capture in enumerate(good)]
-        lines += [table(header, rows), ""]
+        rows = [
+            [f"rank {capture.rank}", *(fmt.size(column[at]) for column in columns)] for at, capture in enumerate(good)
+        ]
+        lines += [table(["peak", *shown, "total"], rows), ""]
     lines += [capture_line(capture) for capture in taken]
     lines += [f"· {limit}" for limit in dict.fromkeys(limit for capture in good for limit in capture.limits)]
     return "\n".join(lines)
@@ -150,14 +150,15 @@ def _count(number: int, what: str) -> str:
 
 
 def memory_table(ranks: Sequence[RankView]) -> str:
-    """Bytes per category when the optimizer has stepped, and the total at the peak, a row per rank."""
+    """Bytes per category when the optimizer has stepped, and the total at the peak, a row per rank.
+
+    Each in its own unit: gathered parameters of a small model are KiB beside activations of MiB.
+    """
     shown = [name for name in CATEGORIES if any(category(rank.memory, name) for rank in ranks)]
     columns = [[category(rank.memory, name) for rank in ranks] for name in shown]
     columns += [[total(rank.memory) for rank in ranks], [total(rank.peak) for rank in ranks]]
-    unit = fmt.scale_for([value for column in columns for value in column])
-    header = [f"rank ({unit.name})", *shown, "total", "peak"]
-    cells = [fmt.column(column, unit, title=title) for column, title in zip(columns, header[1:], strict=True)]
-    return table(header, [[str(rank.rank), *(column[at] for column in cells)] for at, rank in enumerate(ranks)])
+    rows = [[str(rank.rank), *(fmt.size(column[at]) for column in columns)] for at, rank in enumerate(ranks)]
+    return table(["rank", *shown, "total", "peak"], rows)
 
 
 def unit_table(run: RunView) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from fsdp_tui.telemetry.messages import Launched, Structure
+from fsdp_tui.telemetry.messages import PHASES, Launched, Structure
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RankView
 from fsdp_tui.tui import tables
@@ -188,6 +189,21 @@ def test_requested_own_and_effective_strategy(
         ]
     for word in filter(None, (requested, script, effective)):
         assert word in tables.summary(run).splitlines()[1]
+
+
+def test_a_small_model_s_summary_has_no_zeros_for_what_is_there() -> None:
+    """Each number in its own unit; a phase that the usual step lacks is left out."""
+    recipe = Recipe(state_bytes=6 * 1024, activation=9 * MIB)
+    run = recipe.state().view()
+    text = tables.summary(run)
+    assert f"{recipe.states() // 4} B" in text
+    assert "9.00 MiB" in text
+    assert " 0.0" not in text
+    phases = next(line for line in text.splitlines() if line.startswith("step phases"))
+    assert "forward" in phases
+    without = replace(run, phases_ns=(*run.phases_ns[:-1], 0))
+    assert PHASES[-1] not in tables.summary(without)
+    assert f"{PHASES[-1]} 12.0 ms" in tables.summary(replace(run, phases_ns=(*run.phases_ns[:-1], 12_000_000)))
 
 
 def test_header_before_the_first_sign_of_life() -> None:

@@ -82,12 +82,14 @@ def test_rates_counts_numbers_and_ages() -> None:
     assert words.clock(2467e9) == "0:41:07"
 
 
-def test_a_column_has_one_unit_and_one_width() -> None:
+def test_a_column_has_one_unit() -> None:
+    """What is there and too little for it is not 0.0."""
     values = [139 * 2**30, 4.6 * 2**30, None]
     unit = words.scale_for(values)
     assert (unit.name, unit.decimals) == ("GiB", 1)
-    assert words.column(values) == ["139.0", "  4.6", "    –"]
-    assert words.column([1, 2], title="peak") == ["   1", "   2"]
+    assert [words.in_unit(value, unit) for value in values] == ["139.0", "4.6", "–"]
+    assert [words.in_unit(value, unit) for value in (2**20, 0)] == ["<0.1", "0.0"]
+    assert words.in_unit(2**20, unit._replace(decimals=2)) == "<0.01"
     assert words.scale_for([None, math.nan]).name == "B"
 
 
