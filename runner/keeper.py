@@ -31,7 +31,7 @@ from fsdp_tui.telemetry import wire
 from fsdp_tui.telemetry.launch import LaunchSpec, make_run, run_name
 from fsdp_tui.telemetry.messages import BadMessage, Ended, Goodbye, Hello, decode
 from fsdp_tui.telemetry.places import RunError, runtime
-from fsdp_tui.telemetry.rundir import ProcessId, RunPaths, remove_alive
+from fsdp_tui.telemetry.rundir import ProcessId, RunPaths, coming_up, remove_alive
 
 LATE_S = 1.0
 """How long after all ranks that are known have left another one of the same launch may still come up."""
@@ -354,7 +354,9 @@ def _keep(folder: Path, ranks: int, spec: LaunchSpec, command_of_pid: int) -> in
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
     keeper = Keeper(paths, folder, ranks)
-    if trouble := keeper.hub.start():
+    with coming_up(paths):
+        trouble = keeper.hub.start()
+    if trouble:
         keeper.hub.stop()
         remove_alive(paths)
         raise RunError(trouble)

@@ -23,7 +23,7 @@ import msgspec
 
 from fsdp_tui.telemetry.machine import Machine, this_machine
 from fsdp_tui.telemetry.messages import PROTOCOL, Launched
-from fsdp_tui.telemetry.rundir import RunError, RunPaths, create_run, remove_alive, write_file
+from fsdp_tui.telemetry.rundir import RunError, RunPaths, coming_up, create_run, remove_alive, write_file
 from fsdp_tui.telemetry.strategy import DEFAULT, DTYPES, Strategy, StrategyError, misfits, parse_strategy, parse_wrap
 
 BRIEF_STEPS = 50
@@ -428,6 +428,18 @@ def start(spec: LaunchSpec, *, bound: bool = False, timeout_s: float = 30.0) -> 
         StartError: the launcher or the hub did not come up.
     """
     paths, _ = make_run(spec, spec.ranks(this_machine()))
+    with coming_up(paths):
+        process, line = _bring_up(paths, bound=bound, timeout_s=timeout_s)
+    if line == "ready":
+        return Started(paths.id, process)
+    process.terminate()
+    process.wait()
+    remove_alive(paths)
+    raise StartError(line.removeprefix("error: ") or f"the launcher ended at once: {_last_words(paths)}")
+
+
+def _bring_up(paths: RunPaths, *, bound: bool, timeout_s: float) -> tuple[subprocess.Popen[bytes], str]:
+    """Starts a run's launcher; gives its process, and "ready" or "error: ..." from it."""
     ready, said = os.pipe()
     # -P: a file of the working directory must not replace a module of ours.
     command = [sys.executable, "-P", "-m", "fsdp_tui.runner.launch", paths.id, "--ready-fd", str(said)]
@@ -450,12 +462,7 @@ def start(spec: LaunchSpec, *, bound: bool = False, timeout_s: float = 30.0) -> 
         os.close(ready)
         if said >= 0:
             os.close(said)
-    if line == "ready":
-        return Started(paths.id, process)
-    process.terminate()
-    process.wait()
-    remove_alive(paths)
-    raise StartError(line.removeprefix("error: ") or f"the launcher ended at once: {_last_words(paths)}")
+    return process, line
 
 
 def first_line(handle: int, timeout_s: float, who: str) -> str:

@@ -3,7 +3,8 @@
 A run has two places. What is kept, `home()/runs/<id>/`: `launch.json` (what was asked for), `summary.json` (what a list
 of runs shows), `run.db` (the recording), `note.json` (what a person wrote on it) and `logs/`. What lives,
 `runtime()/<id>/`: `run.json` and `view.json` (how to reach the hub), the sockets, and `lock`, which the hub holds: the
-kernel releases it even after kill -9, so that the lock, and not a file, says whether a run is live.
+kernel releases it even after kill -9, so that the lock, and not a file, says whether a run is live. Until there is a hub, who
+brings it up holds `coming-up`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,6 +190,10 @@ class RunPaths:
     def lock(self) -> Path:
         return self.alive / "lock"
 
+    @property
+    def coming_up(self) -> Path:
+        return self.alive / "coming-up"
+
 
 # A run's two places
 
@@ -323,6 +329,17 @@ def hold_lock(paths: RunPaths, *, timeout_s: float = 1.0) -> int:
             return handle
 
 
+@contextmanager
+def coming_up(paths: RunPaths) -> Iterator[None]:
+    """Inside it the run is live, though its hub and its launcher are only being started; and not if this process is killed."""
+    handle = os.open(paths.coming_up, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def hub_alive(paths: RunPaths) -> bool:
     """Whether a hub holds the run's lock now."""
     return is_held(paths.lock)
@@ -344,8 +361,8 @@ def is_held(lock: Path) -> bool:
 
 
 def is_live(paths: RunPaths) -> bool:
-    """Whether the run has a hub, or a launcher that is about to give it a new one."""
-    if hub_alive(paths):
+    """Whether the run has a hub, or somebody who is about to give it one."""
+    if hub_alive(paths) or is_held(paths.coming_up):
         return True
     try:
         found = read_run_file(paths.run_file)
@@ -416,7 +433,7 @@ def _entry(paths: RunPaths) -> RunEntry:
             )
         except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as second:
             problem = problem or f"launch.json cannot be read: {_one_line(second)}"
-    if live and paths.alive.is_dir():
+    if live and paths.alive.is_dir() and not is_held(paths.coming_up):
         try:
             read_run_file(paths.run_file)
         except RunError as error:

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -215,6 +216,29 @@ def test_a_killed_hub_is_replaced_and_the_gap_is_an_event(launch: Launch) -> Non
     missing = set(range(1, state.steps[-1] + 1)) - set(state.steps)
     assert len(missing) < 60
     assert all(rank.hello and rank.last and not rank.last.dropped for rank in state.ranks.values())
+
+
+def test_a_run_is_never_listed_as_lost_from_its_start_to_its_end(launch: Launch) -> None:
+    """Starting, running, finished, in this order, however often one looks."""
+    seen: list[str] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            for entry in list_runs():
+                if entry.state not in seen[-1:]:
+                    seen.append(entry.state)
+            time.sleep(0.002)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        run = launch(steps=30)
+        assert run.wait() == 0
+    finally:
+        over.set()
+        looking.join()
+    assert [state for state in seen if state != "damaged"] == ["starting", "running", "finished"]
 
 
 def test_pause_resume_and_stop_reach_every_rank(launch: Launch) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from fsdp_tui.telemetry import rundir
+from fsdp_tui.telemetry.launch import LaunchSpec, make_run
 from fsdp_tui.telemetry.rundir import (
     HomeError,
     ProcessId,
@@ -19,6 +21,7 @@ from fsdp_tui.telemetry.rundir import (
     RunPaths,
     Summary,
     UnknownRun,
+    coming_up,
     create_run,
     endpoints_for,
     hold_lock,
@@ -142,6 +145,19 @@ def test_a_run_whose_hub_and_launcher_are_gone_is_lost() -> None:
     recorded(0, "a", state="running")
     recorded(1, "b", state="failed")
     assert [(entry.name, entry.state) for entry in list_runs()] == [("b", "failed"), ("a", "lost")]
+
+
+def test_a_run_that_is_coming_up_is_live() -> None:
+    """Before its hub or launcher are there it is starting and cannot be deleted; it is lost when nobody brings it up any more."""
+    paths, _ = make_run(LaunchSpec(), 2)
+    with coming_up(paths):
+        (entry,) = list_runs()
+        assert (entry.state, entry.live, entry.problem) == ("starting", True, "")
+        with pytest.raises(RunError, match="is live"):
+            remove(entry)
+        assert prune(keep=0, now_ns=time.time_ns()) == []
+    (entry,) = list_runs()
+    assert (entry.state, entry.live) == ("lost", False)
 
 
 def test_a_run_between_two_hubs_is_live_while_its_launcher_is() -> None:
