@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fsdp_tui.telemetry.view import RunView, total
+from fsdp_tui.telemetry.wording import percent
 
 ALIKE = 0.03
 """Runs whose speed or peak is this close, relatively, are not told apart."""
@@ -70,16 +71,16 @@ def _trades(runs: Sequence[RunView]) -> list[Trade]:
 
 def _sentence(fastest: Trade, smallest: Trade, best: Trade, names: Sequence[str], *, exact: bool) -> str:
     if fastest.at == smallest.at:
-        within = "" if exact else f", within {ALIKE:.0%}"
+        within = "" if exact else f", within {percent(ALIKE)}"
         return f"{names[fastest.at]} is the fastest and the smallest{within}: nothing speaks for another"
     memory, speed = 1 - smallest.peak / fastest.peak, 1 - smallest.per_s / fastest.per_s
     text = (
         f"{names[fastest.at]} is the fastest that fits, {names[smallest.at]} the smallest:"
-        f" {memory:.0%} less memory for {speed:.0%} less speed"
+        f" {percent(memory)} less memory for {percent(speed)} less speed"
     )
     if best.at in (fastest.at, smallest.at):
         return f"{text}; {names[best.at]} is the better trade"
     return (
         f"{text}; the best trade is {names[best.at]}:"
-        f" {1 - best.peak / fastest.peak:.0%} less memory for {1 - best.per_s / fastest.per_s:.0%} less speed"
+        f" {percent(1 - best.peak / fastest.peak)} less memory for {percent(1 - best.per_s / fastest.per_s)} less speed"
     )

@@ -24,7 +24,7 @@ from fsdp_tui.telemetry.view import (
     typical,
 )
 from fsdp_tui.telemetry.volume import Traffic, traffic
-from fsdp_tui.telemetry.wording import count, duration, listed, size
+from fsdp_tui.telemetry.wording import count, duration, listed, percent, size
 from fsdp_tui.telemetry.wording import ranks as ranks_named
 
 AGREES = 0.01
@@ -70,7 +70,7 @@ def communication(run: RunView) -> Iterator[Verdict]:
         yield Verdict(
             kind="communication_matches_theory",
             severity="ok",
-            what=f"{size(measured)} are communicated per step, {times:.2f} times the parameters, as theory says",
+            what=f"{size(measured)} is communicated per step, {times:.2f} times the parameters, as theory says",
             expected=expected,
             measured=measured,
             unit="bytes",
@@ -84,7 +84,7 @@ def communication(run: RunView) -> Iterator[Verdict]:
         yield Verdict(
             kind="less_communication",
             severity="note",
-            what=f"{size(expected - measured)} less are communicated per step than the strategy moves",
+            what=f"{size(expected - measured)} less is communicated per step than the strategy moves",
             expected=expected,
             measured=measured,
             unit="bytes",
@@ -150,7 +150,7 @@ def _extra(found: Traffic, numbers: str) -> Verdict:
     return Verdict(
         kind="extra_communication",
         severity=severity,
-        what=f"{size(extra)} more are communicated per step than the strategy needs: + {extra / found.expected.moved:.0%}",
+        what=f"{size(extra)} more is communicated per step than the strategy needs: {percent(extra / found.expected.moved, signed=True)}",
         expected=found.expected.moved,
         measured=found.measured.moved,
         unit="bytes",
@@ -169,11 +169,11 @@ def _never_reduced(run: RunView, found: Traffic) -> Verdict:
     return Verdict(
         kind="never_reduced",
         severity="bad",
-        what=f"no gradient is ever reduced between the {run.world_size} ranks: each trains a model of its own",
+        what=f"no gradient is reduced between the {run.world_size} ranks: each trains a model of its own",
         expected=expected,
         measured=0,
         unit="bytes",
-        reason=f"{run.effective} reduces in backward, and in {count(found.backwards, 'backward')} per step nothing was",
+        reason=f"{run.effective} reduces gradients in backward, and in {count(found.backwards, 'backward')} per step none were",
         next="leave no_sync (set_requires_gradient_sync) before the last backward, and call the wrapped model, not the one"
         " inside it",
     )
@@ -272,7 +272,7 @@ def loss_lost(run: RunView) -> Iterator[Verdict]:
     if not lost.any():
         return
     first = int(steps[lost][0])
-    word = "not a number" if np.isnan(losses[lost][0]) else "infinite"
+    word = "NaN" if np.isnan(losses[lost][0]) else "infinite"
     still = bool(lost[-1])
     by_rank = {rank.rank: rank.lost_at for rank in run.ranks if rank.lost_at is not None}
     began = min(by_rank.values(), default=None)
@@ -289,7 +289,7 @@ def loss_lost(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="loss_lost",
         severity="bad" if still else "warn",
-        what=f"the loss is {word} since step {first:,}" if still else f"the loss was {word} in step {first:,}",
+        what=f"the loss has been {word} since step {first:,}" if still else f"the loss was {word} in step {first:,}",
         expected=0,
         measured=int(lost.sum()),
         unit="steps",
@@ -387,7 +387,7 @@ def memory_creep(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="memory_creep",
         severity="warn",
-        what=f"rank {rank.rank} grows by {size(creep.rate)} per step, and has since step {creep.since:,}: + {size(creep.grown)}",
+        what=f"rank {rank.rank} grows by {size(creep.rate)} per step since step {creep.since:,}: {size(creep.grown)} so far",
         expected=0,
         measured=creep.rate,
         unit="bytes",
@@ -469,7 +469,7 @@ def input_bound(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="input_bound",
         severity="warn",
-        what=f"{spent / step:.0%} of each step is waiting for input",
+        what=f"{percent(spent / step)} of each step is waiting for input",
         expected=INPUT_SHARE,
         measured=spent / step,
         unit="share of step",

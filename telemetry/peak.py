@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fsdp_tui.telemetry.messages import CATEGORIES, Capture, Part
+from fsdp_tui.telemetry.wording import percent
 
 GRADIENTS = ("grad_shard", "grad_unsharded")
 COUNTS = {1: "one", 2: "two", 3: "three"}
@@ -75,7 +76,7 @@ def _activations(capture: Capture) -> str:
     if alive >= 0.995 * capture.saved_bytes:
         more = " and recomputed ones" if alive > 1.005 * capture.saved_bytes else ""
         return f"all activations still alive{more} ({_mib(alive)})"
-    return f"{alive / capture.saved_bytes:.0%} of the activations still alive ({_mib(alive)})"
+    return f"{percent(alive / capture.saved_bytes)} of the activations still alive ({_mib(alive)})"
 
 
 def _gradients(capture: Capture) -> str:

@@ -44,11 +44,11 @@ def rank_silent(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="rank_silent",
         severity="warn",
-        what=f"{ranks_named(list(silent))} {'does' if len(silent) == 1 else 'do'} not answer, for {duration(longest)}",
+        what=f"{ranks_named(list(silent))} {'does' if len(silent) == 1 else 'do'} not answer: no heartbeat for {duration(longest)}",
         expected=SILENT_NS,
         measured=longest,
         unit="ns",
-        reason="no heartbeat comes: the process is stopped, or something holds Python's interpreter lock",
+        reason="the process is stopped, or something holds Python's interpreter lock",
         next="look at the process from outside: "
         + listed([_process(rank) for rank in run.ranks if rank.rank in silent]),
     )
@@ -123,24 +123,26 @@ def _place(at: Progress) -> tuple[int, int, int]:
 
 def _whereabouts(answering: Sequence[tuple[RankView, Progress]]) -> list[str]:
     """Where each is, those that are at one place together, who is behind first."""
-    groups: dict[tuple[tuple[int, int, int], str], list[int]] = {}
+    groups: dict[tuple[tuple[int, int, int], str, str], list[int]] = {}
     for rank, at in sorted(answering, key=lambda pair: _place(pair[1])):
-        groups.setdefault((_place(at), doing(at)), []).append(rank.rank)
+        groups.setdefault((_place(at), doing(at), doing(at, several=True)), []).append(rank.rank)
     steps = {at.step for _, at in answering}
     return [
-        f"{ranks_named(members)} {words}" + (f" after step {place[0]:,}" if len(steps) > 1 else "")
-        for (place, words), members in list(groups.items())[:4]
+        f"{ranks_named(members)} {several if len(members) > 1 else one}"
+        + (f" after step {place[0]:,}" if len(steps) > 1 else "")
+        for (place, one, several), members in list(groups.items())[:4]
     ] + ([f"{len(groups) - 4} more places"] if len(groups) > 4 else [])
 
 
-def doing(at: Progress) -> str:
-    """What a rank is at, as the end of a sentence that begins with its name."""
+def doing(at: Progress, *, several: bool = False) -> str:
+    """What a rank is at, as the end of a sentence that begins with its name, or with those of several."""
     unit = "DDP's buckets" if at.unit == BUCKETS else at.unit
     called = f"{at.kind.replace('_', '-')}{f' of {unit}' if unit else ''}" if at.kind else ""
     if at.inside and called:
-        return f"waits in the {called} ({at.phase}), collective {at.calls:,}"
-    words = f"is {IN_PHASE.get(at.phase, at.phase)}"
-    return f"{words}, {at.calls:,} collectives behind it, the last the {called}" if called else words
+        return f"{'wait' if several else 'waits'} in the {called} ({at.phase}), collective {at.calls:,}"
+    words = f"{'are' if several else 'is'} {IN_PHASE.get(at.phase, at.phase)}"
+    them = "them" if several else "it"
+    return f"{words}, {at.calls:,} collectives behind {them}, the last the {called}" if called else words
 
 
 RULES = (rank_silent, stalled)

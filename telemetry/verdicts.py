@@ -30,6 +30,7 @@ from fsdp_tui.telemetry.view import (
 )
 from fsdp_tui.telemetry.wording import count as _count
 from fsdp_tui.telemetry.wording import listed as _listed
+from fsdp_tui.telemetry.wording import percent
 from fsdp_tui.telemetry.wording import size as _size
 
 OUTLIER = 1.15
@@ -188,7 +189,7 @@ def optimizer_not_allocated(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="optimizer_not_allocated",
         severity="note",
-        what=f"the optimizer holds no state yet: {_size(nbytes)} on rank {rank.rank} are to come",
+        what=f"the optimizer holds no state yet: {_size(nbytes)} on rank {rank.rank} is still to come",
         expected=nbytes,
         measured=0,
         unit="bytes",
@@ -211,7 +212,8 @@ def states_against_theory(run: RunView) -> Iterator[Verdict]:
     off = held / ideal - 1
     strategy = _strategy(run)
     shards = strategy.shard_group_size(run.world_size) if strategy else 1
-    share = f"1/{shards} of the model states" if shards > 1 else "all of the model states, on every rank"
+    part = f"1/{shards} of the model states"
+    share = part if shards > 1 else "all of the model states"
     if abs(off) <= 0.05:
         yield Verdict(
             kind="states_match_theory",
@@ -220,7 +222,7 @@ def states_against_theory(run: RunView) -> Iterator[Verdict]:
             expected=ideal,
             measured=held,
             unit="bytes",
-            reason=f"parameters, gradients and optimizer of rank {worst.rank}, the fullest: {off:+.2%} against equal parts",
+            reason=f"parameters, gradients and optimizer of rank {worst.rank}, the fullest: {percent(off, 2, signed=True)} against equal parts",
             next="",
         )
     else:
@@ -228,7 +230,7 @@ def states_against_theory(run: RunView) -> Iterator[Verdict]:
         yield Verdict(
             kind="states_off_theory",
             severity="warn" if off > 0.15 and not causes else "note",
-            what=f"rank {worst.rank} keeps {held / ideal:.2f} times {share}",
+            what=f"rank {worst.rank} keeps {held / ideal:.2f} times {f'its share, {part}' if shards > 1 else 'the model states'}",
             expected=ideal,
             measured=held,
             unit="bytes",
@@ -267,8 +269,8 @@ def frozen_mixed(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="frozen_mixed",
         severity="warn",
-        what=f"{_count(len(units), 'unit')} {'mixes' if len(units) == 1 else 'mix'} frozen and trainable parameters:"
-        f" + {_size(nbytes)} of gradients on rank {rank.rank}",
+        what=f"{_size(nbytes)} of gradients for frozen parameters on rank {rank.rank}:"
+        f" {_count(len(units), 'unit')} {'mixes' if len(units) == 1 else 'mix'} them with trainable ones",
         expected=0,
         measured=nbytes,
         unit="bytes",
@@ -315,7 +317,7 @@ def uneven_shards(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="uneven_shards",
         severity="warn" if lost > 0.1 * whole else "note",
-        what=f"shards are uneven: {_size(lost)} of padding, {lost / whole:.1%} of what the ranks store of parameters",
+        what=f"{_size(lost)} of padding, {percent(lost / whole, 1)} of the stored parameters: shards are uneven",
         expected=whole - lost,
         measured=whole,
         unit="bytes",
@@ -335,7 +337,7 @@ def no_sync(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="no_sync",
         severity="note",
-        what=f"full-size gradients wait between micro-batches: + {_size(nbytes)} on rank {rank.rank}",
+        what=f"{_size(nbytes)} of full-size gradients wait between micro-batches on rank {rank.rank}",
         expected=0,
         measured=nbytes,
         unit="bytes",
@@ -360,13 +362,13 @@ def activations_dominate(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="activations_dominate",
         severity="note",
-        what=f"{(saved + temp) / whole:.0%} of the peak is activations, which sharding does not touch",
+        what=f"{percent((saved + temp) / whole)} of the peak is activations, which sharding does not touch",
         expected=None,
         measured=saved + temp,
         unit="bytes",
         reason=("model states are their exact share; " if fair else "")
         + f"the peak of rank {rank.rank} is in {rank.peak_phase}, with {_size(saved)} saved for backward"
-        f" and {_size(temp)} temporary",
+        + (f" and {_size(temp)} temporary" if temp else ""),
         next="use smaller micro-batches or shorter sequences"
         if checkpointed
         else "use activation checkpointing, or smaller micro-batches",
@@ -386,12 +388,14 @@ def tensors_outside(run: RunView) -> Iterator[Verdict]:
     on_cpu = rank.hello is None or rank.hello.device == "cpu"
     if on_cpu and sum(group.nbytes for group in groups) < OUTSIDE * whole:
         return  # the heap grew, and no search has found tensors yet
-    copies = {"the whole model's": run.param_bytes, "this rank's parameters'": category(rank.memory, "param_shard")}
-    size = next((f"; {whose} size" for whose, same in copies.items() if same and abs(nbytes / same - 1) < 0.02), "")
+    copies = {"the whole model": run.param_bytes, "its parameters": category(rank.memory, "param_shard")}
+    size = next(
+        (f", as much as {whose}" for whose, same in copies.items() if same and abs(nbytes / same - 1) < 0.02), ""
+    )
     yield Verdict(
         kind="tensors_outside",
         severity="note",
-        what=f"{_size(nbytes)} on rank {rank.rank} are tensors outside the model and its optimizer{size}",
+        what=f"rank {rank.rank} holds {_size(nbytes)} outside model and optimizer{size}",
         expected=None,
         measured=nbytes,
         unit="bytes",
@@ -432,7 +436,7 @@ def parameters_kept(run: RunView) -> Iterator[Verdict]:
         yield Verdict(
             kind="shard_grad_op",
             severity="note",
-            what=f"gathered parameters stay from forward to backward: + {_size(max(known))} at the peak; it is no leak",
+            what=f"{_size(max(known))} of gathered parameters stay from forward to backward: no leak",
             expected=None,
             measured=max(known),
             unit="bytes",
@@ -465,11 +469,11 @@ def one_big_unit(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="policy_matched_nothing" if nothing else "one_big_unit",
         severity="warn",
-        what=f"the wrap policy {wrap} wrapped 0 submodules: the whole model is one unit"
+        what=f"the wrap policy {wrap} wrapped 0 submodules: {_size(big.unsharded_bytes)} unsharded at once"
         if nothing
-        else "the whole model is one unit"
+        else f"the whole model is one unit: {_size(big.unsharded_bytes)} unsharded at once"
         if len(run.units) == 1
-        else f"one unit ({big.name}) holds {big.params / params:.0%} of the parameters",
+        else f"one unit ({big.name}) holds {percent(big.params / params)} of the parameters",
         expected=at_once,
         measured=big.unsharded_bytes,
         unit="bytes",
@@ -490,7 +494,7 @@ def exposed_communication(run: RunView) -> Iterator[Verdict]:
         yield Verdict(
             kind="exposed_communication",
             severity="note" if backend == "gloo" else "warn",
-            what=f"compute waits for communication during {share:.0%} of the step",
+            what=f"{percent(share)} of the step is exposed communication: compute waits",
             expected=0.05,
             measured=share,
             unit="share of step",
@@ -517,7 +521,7 @@ def straggler(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="straggler",
         severity="warn",
-        what=f"the others wait for rank {late.rank}: {late.ns / 1e6:,.1f} ms of each step, {share:.0%} of it",
+        what=f"the others wait for rank {late.rank}: {late.ns / 1e6:,.1f} ms per step ({percent(share)})",
         expected=LATE_SHARE,
         measured=share,
         unit="share of step",
@@ -581,7 +585,7 @@ def peak_spread(run: RunView) -> Iterator[Verdict]:
     yield Verdict(
         kind="rank_outlier",
         severity="warn",
-        what=f"rank {rank.rank} peaks {_size(measured - usual)} above the usual rank, {measured / usual:.2f} times{since}",
+        what=f"rank {rank.rank} peaks {_size(measured - usual)} above the usual rank (×{measured / usual:.2f}){since}",
         expected=usual,
         measured=measured,
         unit="bytes",
@@ -629,8 +633,8 @@ def cache(run: RunView) -> Iterator[Verdict]:
         expected=None,
         measured=nbytes,
         unit="bytes",
-        reason=f"{nbytes / reserved:.0%} of what torch has reserved is cache"
-        + (f"; it was emptied {retries} times to find room, which is slow" if retries else ""),
+        reason=f"{percent(nbytes / reserved)} of what torch has reserved is cache"
+        + (f"; it was emptied {_count(retries, 'time')} to find room, which is slow" if retries else ""),
         next="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fits blocks of changing size better",
     )
 
@@ -650,7 +654,7 @@ def beside_torch(run: RunView) -> Iterator[Verdict]:
             yield Verdict(
                 kind="non_torch",
                 severity="note",
-                what=f"{_size(nbytes)} of rank {rank.rank}'s GPU are this process's and not torch's",
+                what=f"the process of rank {rank.rank} holds {_size(nbytes)} of its GPU beside torch",
                 expected=None,
                 measured=nbytes,
                 unit="bytes",

@@ -281,7 +281,7 @@ def test_a_lost_loss_is_told_with_its_first_rank(
     """Its gradients reach the other rank in that step's reduction, and its loss in the next. Before it there is nothing."""
     verdict = kinds(runs["not a number"])["loss_lost"]
     assert (verdict.severity, verdict.measured) == ("bad", 5)
-    assert f"not a number since step {NAN_AT}" in verdict.what
+    assert f"NaN since step {NAN_AT}" in verdict.what
     assert f"it began on rank {NAN_ON} in step {NAN_AT}, and came to the others in step {NAN_AT + 1}" in verdict.reason
     before = _until(told["not a number"], NAN_AT - 1)
     assert "loss_lost" not in kinds(before)

@@ -392,11 +392,11 @@ def unit_columns(run: RunView, rank: int, drawn: Metric = METRICS[0]) -> list[Ta
 
 def write_waiting(run: RunView, width: int, height: int) -> list[Row]:
     """Who waits for whom and why, where most is waited, and what that comes to; what is needed most goes first into the room."""
-    what, reason, advice = _who(run, width)
+    what, reason, advice = _who(run, width, most=max(1, height - (height <= SHORT)))
     parts: list[Row] = [[(part, QUIET)] for part in _whole(run)]
     if height <= SHORT:
         row, _ = flow(parts, width, gap="   ")
-        return [*what[: max(1, height - 1)], crop(row, width)][:height]
+        return [*what, crop(row, width)][: max(0, height)]
     blocks = (what, reason, advice, _where(run, width), wrap(parts, width, len(parts), gap="   ")[0])
     chosen: set[int] = set()
     for at in (0, 1, 4, 3, 2):
@@ -407,27 +407,30 @@ def write_waiting(run: RunView, width: int, height: int) -> list[Row]:
     return [row for at in sorted(chosen) for row in blocks[at]]
 
 
-def _who(run: RunView, width: int) -> tuple[list[Row], list[Row], list[Row]]:
-    """What is the case, why, and what to do about it."""
+def _who(run: RunView, width: int, most: int) -> tuple[list[Row], list[Row], list[Row]]:
+    """What is the case, in so many rows at most; why; and what to do about it."""
     verdict = next((one for one in run.verdicts if one.kind == "straggler"), None)
     if verdict is not None:
         mark: Row = [(f"{SEVERITY_GLYPHS[verdict.severity]} ", Ink(verdict.severity, bold=True))]
-        what = paragraph(verdict.what, width, STRONG, first=mark)
+        what = paragraph(verdict.what, width, STRONG, first=mark, most=most)
         reason = paragraph(verdict.reason, width, QUIET, first=[("  ", QUIET)])
         advice = paragraph(f"→ {verdict.next}", width, QUIET, first=[("  ", QUIET)]) if verdict.next else []
         return what, reason, advice
     late = run.lateness
     if late is None:
         unknown = "which rank comes late is not known: not every rank reported its calls"
-        return paragraph(unknown if run.grid.places else no_collectives(run), width, QUIET, first=_NOTE), [], []
+        said = unknown if run.grid.places else no_collectives(run)
+        return paragraph(said, width, QUIET, first=_NOTE, most=most), [], []
     if late.ns <= 0:
-        return paragraph("nobody is waited for more than the others", width, LABEL, first=_NOTE), [], []
-    share = f", {_share(late.ns, run.step_median_ns)} of it" if run.step_median_ns else ""
+        said = "nobody is waited for more than the others"
+        return paragraph(said, width, LABEL, first=_NOTE, most=most), [], []
+    share = f" ({_share(late.ns, run.step_median_ns)})" if run.step_median_ns else ""
     steady = "" if late.steady_ns >= late.ns / 2 else "; now one rank is late, now another"
-    said = f"rank {late.rank} is waited for most: {fmt.duration(late.ns)} of each step{share}{steady}"
+    said = f"rank {late.rank} is waited for most: {fmt.duration(late.ns)} per step{share}{steady}"
     where = "the buckets' " if late.unit == BUCKETS else f"{late.unit}'s " if late.unit else ""
     begins = f"it begins at {where}{late.kind.replace('_', '-')} in {late.phase}"
-    return paragraph(said, width, LABEL, first=_NOTE), paragraph(begins, width, QUIET, first=[("  ", QUIET)]), []
+    what = paragraph(said, width, LABEL, first=_NOTE, most=most)
+    return what, paragraph(begins, width, QUIET, first=[("  ", QUIET)]), []
 
 
 _NOTE: Row = [(f"{SEVERITY_GLYPHS['note']} ", Ink("note", bold=True))]
@@ -441,9 +444,9 @@ def _where(run: RunView, width: int) -> list[Row]:
     worst = max(waited, key=lambda name: waited[name], default="")
     if not worst or not waited[worst]:
         return []
-    share = f", {_share(waited[worst], run.step_median_ns)} of it" if run.step_median_ns else ""
+    share = f" ({_share(waited[worst], run.step_median_ns)})" if run.step_median_ns else ""
     return paragraph(
-        f"compute waits longest at {worst}: {fmt.duration(waited[worst])} of each step on the mean rank{share}",
+        f"compute waits longest at {worst}: {fmt.duration(waited[worst])} per step on the mean rank{share}",
         width,
         LABEL,
         first=_NOTE,

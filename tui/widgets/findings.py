@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fsdp_tui.telemetry.view import RankView, RunView, Verdict, category, model_states, total
 from fsdp_tui.tui import format as fmt
@@ -14,6 +14,14 @@ from fsdp_tui.tui.widgets.table import paragraph
 WAITING = "verdicts come after the second step"
 HERE = {"failed": "{run.logs}", "lost": "{run.logs}", "stalled": "{run.open} on the rank, then {rank.stack}"}
 """Kind of verdict -> the keys that do what it advises."""
+EXPECTED = {
+    **dict.fromkeys(("exposed_communication", "input_bound", "straggler", "rank_silent"), "limit"),
+    **dict.fromkeys(("stalled", "rank_outlier", "loss_spike"), "usual"),
+}
+"""Kind of verdict -> what its expected value is, where it is not what theory expects."""
+WRONG = ("bad", "warn")
+NEEDED_FIRST = (1, 2, 0)
+"""Of a verdict's details where there is not room for all: why, then what to do, then the numbers, which it has told mostly."""
 Keyed = Callable[[str], str]
 """Puts keys into a sentence: `keys.with_keys` with the table that a person has bound."""
 
@@ -31,7 +39,9 @@ def amount(value: float | None, unit: str) -> str:
         return fmt.duration(value)
     if unit.startswith("share"):
         return fmt.percent(value)
-    return f"{fmt.number(value)} {unit}".strip()
+    if unit in ("steps", "parameters"):
+        return f"{fmt.count(value)} {unit}"
+    return fmt.number(value)
 
 
 def numbers(verdict: Verdict) -> str:
@@ -40,56 +50,81 @@ def numbers(verdict: Verdict) -> str:
     if verdict.measured is not None:
         words.append(f"measured {amount(verdict.measured, verdict.unit)}")
     if verdict.expected is not None:
-        words.append(f"expected {amount(verdict.expected, verdict.unit)}")
-        if verdict.unit == "bytes" and verdict.measured is not None:
+        words.append(f"{EXPECTED.get(verdict.kind, 'expected')} {amount(verdict.expected, verdict.unit)}")
+        if verdict.unit == "bytes" and verdict.measured is not None and verdict.expected:
             words.append(fmt.change(verdict.measured, verdict.expected))
     return "  ".join(words)
 
 
 def draw_card(run: RunView | None, width: int, height: int, keyed: Keyed = with_keys) -> list[Row]:
-    """Verdicts, the gravest first and in full as far as there is room; then the key figures; what is missing is counted."""
+    """What is the case, the gravest first; then, as far as there is room, why and what to do about what is wrong, the key
+    figures, and the rest. What is missing is counted."""
     if run is None or width < 1 or height < 1:
         return []
+    if not run.verdicts:
+        return _with_figures(paragraph(_nothing(run), width, QUIET), key_figures(run, width), width, height)
+    whats = [_what(verdict, width) for verdict in run.verdicts]
+    if sum(map(len, whats)) > height:
+        return _first_ones(whats, width, height, keyed)
+    left = height - sum(map(len, whats))
+    chosen: dict[int, list[int]] = {}
+    parts = [_details(verdict, width, keyed) for verdict in run.verdicts]
+
+    def take(verdicts: Iterable[int]) -> None:
+        nonlocal left
+        for at in verdicts:
+            for part in NEEDED_FIRST:
+                rows = parts[at][part]
+                if rows and len(rows) <= left:
+                    chosen.setdefault(at, []).append(part)
+                    left -= len(rows)
+
+    wrong = [at for at, verdict in enumerate(run.verdicts) if verdict.severity in WRONG]
+    take(wrong)
     figures = key_figures(run, width)
-    blocks = [_block(verdict, width) for verdict in run.verdicts]
-    if not blocks:
-        blocks = [paragraph(_nothing(run), width, QUIET)]
-    if sum(map(len, blocks)) + len(figures) + bool(figures) > height:
+    if len(figures) + 1 > left:
         figures = []
-    for at, verdict in enumerate(run.verdicts):
-        full = _block(verdict, width, keyed)
-        grown = sum(map(len, blocks)) - len(blocks[at]) + len(full)
-        if grown + len(figures) + bool(figures) <= height:
-            blocks[at] = full
+    left -= len(figures) + bool(figures)
+    take(at for at in range(len(parts)) if at not in wrong)
+    rows = []
+    for at, what in enumerate(whats):
+        rows += what
+        for part in sorted(chosen.get(at, ())):
+            rows += parts[at][part]
+    return _with_figures(rows, figures, width, height)
+
+
+def _with_figures(rows: list[Row], figures: list[Row], width: int, height: int) -> list[Row]:
+    """The figures at the bottom, where there is room for all of them."""
+    if not figures or len(rows) + 1 + len(figures) > height:
+        return rows[:height]
+    return [*rows, *([crop([], width)] * (height - len(rows) - len(figures))), *figures]
+
+
+def _first_ones(blocks: Sequence[list[Row]], width: int, height: int, keyed: Keyed) -> list[Row]:
+    """As many as there is room for, and how many more there are."""
     rows: list[Row] = []
     shown = 0
     for block in blocks:
-        left = len(blocks) - shown - 1
-        if rows and len(rows) + len(block) + bool(left) > height:
+        if rows and len(rows) + len(block) + (shown + 1 < len(blocks)) > height:
             break
         rows += block
         shown += 1
-    rows = rows[:height]
-    if shown < len(blocks):
-        more = f"+{len(blocks) - shown} more {keyed('{run.open}')}"
-        rows = [*rows[: height - 1], crop([(more, QUIET)], width)]
-    elif figures:
-        rows += [crop([], width)] * max(0, height - len(rows) - len(figures)) + figures
-    return rows[:height]
+    if shown == len(blocks):
+        return rows[:height]
+    more = f"+{len(blocks) - shown} more {keyed('{run.open}')}"
+    return [*rows[: height - 1], crop([(more, QUIET)], width)]
 
 
-def _block(verdict: Verdict, width: int, keyed: Keyed | None = None) -> list[Row]:
-    """What is the case; in full with `keyed`: then its numbers, why, and what to do."""
-    rows = paragraph(
-        verdict.what, width, STRONG if verdict.severity in ("bad", "warn") else LABEL, first=_mark(verdict)
-    )
-    if keyed is not None:
-        keys = f" ({keyed(HERE[verdict.kind])})" if verdict.kind in HERE else ""
-        said = [numbers(verdict), verdict.reason, f"→ {verdict.next}{keys}" if verdict.next else ""]
-        for text in said:
-            if text:
-                rows += paragraph(text, width, QUIET, first=[("  ", QUIET)])
-    return rows
+def _what(verdict: Verdict, width: int) -> list[Row]:
+    return paragraph(verdict.what, width, STRONG if verdict.severity in WRONG else LABEL, first=_mark(verdict))
+
+
+def _details(verdict: Verdict, width: int, keyed: Keyed) -> tuple[list[Row], ...]:
+    """Its numbers, why, and what to do; without rows what it does not have."""
+    keys = f" ({keyed(HERE[verdict.kind])})" if verdict.kind in HERE else ""
+    said = [numbers(verdict), verdict.reason, f"→ {verdict.next}{keys}" if verdict.next else ""]
+    return tuple(paragraph(text, width, QUIET, first=[("  ", QUIET)]) if text else [] for text in said)
 
 
 def _nothing(run: RunView) -> str:
@@ -107,7 +142,8 @@ def draw_strip(run: RunView | None, width: int, height: int, keyed: Keyed = with
         rest = len(run.verdicts) - height if at == height - 1 else 0
         more = f"  +{rest} {keyed('{run.open}')}" if rest > 0 else ""
         room = max(0, width - 3 - len(more))
-        rows.append(crop([(" ", LABEL), *_mark(verdict), (fmt.fit(verdict.what, room), LABEL), (more, QUIET)], width))
+        what = fmt.sentence(verdict.what, room).ljust(room)
+        rows.append(crop([(" ", LABEL), *_mark(verdict), (what, LABEL), (more, QUIET)], width))
     return rows
 
 
@@ -125,7 +161,10 @@ def write_verdicts(run: RunView, width: int, keyed: Keyed = with_keys) -> list[R
     if rows:
         rows.append(crop([], width))
     for verdict in run.verdicts:
-        rows += [*_block(verdict, width, keyed), crop([], width)]
+        rows += _what(verdict, width)
+        for part in _details(verdict, width, keyed):
+            rows += part
+        rows.append(crop([], width))
     if not run.verdicts:
         rows += paragraph(_nothing(run), width, QUIET)
     for probe, said in run.probes.items():

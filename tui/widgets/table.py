@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
-from fsdp_tui.tui.format import count, fit
+from fsdp_tui.tui.format import GLUE, count, fit, glued
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop
 
@@ -120,19 +120,31 @@ def _under(ink: Ink, chosen: bool) -> Ink:
     return ink._replace(bg="cursor") if chosen else ink
 
 
-def paragraph(text: str, width: int, ink: Ink = LABEL, *, first: Row = (), indent: int = 0) -> list[Row]:  # type: ignore[assignment]
-    """Text wrapped to rows of `width` cells, `first` before it and later lines indented."""
+def paragraph(
+    text: str,
+    width: int,
+    ink: Ink = LABEL,
+    *,
+    first: Row = (),  # type: ignore[assignment]
+    indent: int = 0,
+    most: int | None = None,
+) -> list[Row]:
+    """Text wrapped to rows of `width` cells, `first` before it and later lines indented; of more rows than `most` the last ends
+    in "…"."""
     lead = list(first)
     taken = sum(len(piece) for piece, _ in lead)
     indent = min(indent or taken, max(0, width - 8))
     lines = textwrap.wrap(
-        text,
+        glued(text),
         max(1, width),
         initial_indent=" " * taken,
         subsequent_indent=" " * indent,
         break_long_words=True,
         break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" …",
     ) or [" " * taken]
+    lines = [line.replace(GLUE, " ") for line in lines]
     rows: list[Row] = [crop([*lead, (lines[0][taken:], ink)], width)]
     return rows + [crop([(line, ink)], width) for line in lines[1:]]
 

@@ -46,8 +46,8 @@ def test_the_extremes_and_the_trade() -> None:
     assert advice is not None
     assert (advice.fastest, advice.smallest, advice.trade) == (0, 1, 2)
     assert advice.text == (
-        "a is the fastest that fits, b the smallest: 60% less memory for 75% less speed;"
-        " the best trade is c: 50% less memory for 10% less speed"
+        "a is the fastest that fits, b the smallest: 60 % less memory for 75 % less speed;"
+        " the best trade is c: 50 % less memory for 10 % less speed"
     )
 
 
@@ -62,7 +62,7 @@ def test_alike_is_not_told_apart() -> None:
     advice = advise([a_run(1000, SECOND), a_run(500, int(SECOND * 1.02))], NAMES)
     assert advice is not None
     assert advice.fastest == advice.smallest == 1
-    assert advice.text == "b is the fastest and the smallest, within 3%: nothing speaks for another"
+    assert advice.text == "b is the fastest and the smallest, within 3 %: nothing speaks for another"
 
 
 def test_times_of_a_cpu_are_said_to_be() -> None:

@@ -38,7 +38,7 @@ def test_why_says_what_is_there() -> None:
         made, peak=column(activation=10 * mib, grad_shard=mib, temp=5 * mib), peak_parts=made.peak_parts[1:2]
     )
     assert why(later) == (
-        "backward of blocks.3: 50% of the activations still alive (10.00 MiB), full gradient (blocks.3: 5.00 MiB)"
+        "backward of blocks.3: 50 % of the activations still alive (10.00 MiB), full gradient (blocks.3: 5.00 MiB)"
     )
     recomputed = msgspec.structs.replace(later, peak=column(activation=30 * mib), peak_parts=[])
     assert why(recomputed) == "backward of blocks.3: all activations still alive and recomputed ones (30.00 MiB)"

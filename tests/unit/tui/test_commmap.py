@@ -175,7 +175,7 @@ def test_who_is_waited_for(run: RunView) -> None:
     assert late is not None
     assert late.rank == 11
     said = texts(write_waiting(run, 80, 20))
-    assert f"rank 11 is waited for most: {fmt.duration(late.ns)} of each step" in said
+    assert f"rank 11 is waited for most: {fmt.duration(late.ns)} per step" in said
     assert f"exposed {fmt.duration(run.comm.exposed_ns)}" in said
     assert "all-gather" in said
     assert "reduce-scatter" in said
