@@ -26,6 +26,8 @@ AGREED_S = 30.0
 ANSWER_S = 3.0
 """How long ranks may take to acknowledge a stop."""
 SIGTERM_S = 5.0
+PROMPT_S = 1.5
+"""A stop that takes longer than this says what it waits for."""
 HURRY_S = 1.5
 """Each of the first two rungs, when nobody is left who could wait: all ranks must be gone in five seconds."""
 HUB_READY_S = 15.0
@@ -171,6 +173,8 @@ class Ladder:
         """The highest so far; None: nobody asked to stop."""
         self.since_s = 0.0
         self._acked: set[int] = set()
+        self._said = False
+        """Whether it was said what the first rung waits for."""
         told = os.environ.get(PATIENCE, "")
         try:
             self._agreed_s, self._sigterm_s = (float(part) for part in told.split(","))
@@ -218,6 +222,9 @@ class Ladder:
                 self.climb(f"no answer to the stop for {waited_s:.0f} s")
             elif waited_s > (HURRY_S if self.hurry else self._agreed_s):
                 self.climb(f"no step boundary for {waited_s:.0f} s")
+            elif waited_s > PROMPT_S and not self._said and not self.hurry:
+                self._said = True
+                self._say("stop_waits", "note", self._waits_for(answered))
         elif self.rung == "sigterm" and waited_s > (HURRY_S if self.hurry else self._sigterm_s):
             self.climb(f"still there {waited_s:.0f} s after SIGTERM")
         elif self.rung == "sigkill" and waited_s > 1.0:
@@ -231,8 +238,19 @@ class Ladder:
         if rung == "agreed":
             return
         self._signal_ranks(signal.SIGTERM if rung == "sigterm" else signal.SIGKILL)
-        text = f"{rung.upper()} to all ranks: {why}"
-        self._hub.send(Event(at_ns=time.time_ns(), kind=f"stop_{rung}", severity="warn", text=text))
+        then = f"; SIGKILL after {HURRY_S if self.hurry else self._sigterm_s:g} s" if rung == "sigterm" else ""
+        self._say(f"stop_{rung}", "warn", f"{rung.upper()} to all ranks: {why}{then}")
+
+    def _waits_for(self, answered: bool) -> str:
+        patience_s = self._agreed_s if answered else min(ANSWER_S, self._agreed_s)
+        waits = "for the step that they are in to end" if answered else "for all ranks to answer"
+        return (
+            f"asked to stop at a step boundary, and waiting {waits}: SIGTERM after {patience_s:g} s,"
+            f" SIGKILL {self._sigterm_s:g} s after that"
+        )
+
+    def _say(self, kind: str, severity: str, text: str) -> None:
+        self._hub.send(Event(at_ns=time.time_ns(), kind=kind, severity=severity, text=text))
 
 
 def how(rank: int, code: int, said: str) -> str:

@@ -48,6 +48,8 @@ COMM_PHASES = ("forward", "backward", "other")
 
 STATES = ("starting", "running", "paused", "stopped", "finished", "failed", "lost")
 ENDED = frozenset({"stopped", "finished", "failed", "lost"})
+STOPPING = ("stop_waits", "stop_sigterm", "stop_sigkill")
+"""Kinds of the events that say what a stop which takes long has come to."""
 
 # Bounds for what a socket may deliver. 2**63-1 is also SQLite's largest integer.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Input
 
 from fsdp_tui.telemetry.launch import LaunchSpec, command_text
-from fsdp_tui.telemetry.messages import ENDED
+from fsdp_tui.telemetry.messages import ENDED, STOPPING
 from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
@@ -46,6 +47,8 @@ LIST_EVERY_S = 1.5
 TWICE_S = 2.0
 """Two ctrl+c within this time quit."""
 STOP_PATIENCE_S = 60.0
+STOP_NEWS_S = 10.0
+"""How long a notice on a stop stays."""
 
 
 class KeyCommands(Provider):
@@ -149,6 +152,8 @@ class Dashboard(App[int]):
         self._listing = False
         self._interrupted_s = -TWICE_S
         self._leaving_s: float | None = None
+        self._told: set[tuple[str, int]] = set()
+        """Words on a stop that a notice has told: run and time."""
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return {**super().get_theme_variable_defaults(), **ROLES}
@@ -209,7 +214,20 @@ class Dashboard(App[int]):
                 self._show_queue(*self._read_queue())
         for process in self._processes:
             process.poll()  # so that it does not stay a zombie
+        self._tell_of_stop()
         self._leave_when_stopped()
+
+    def _tell_of_stop(self) -> None:
+        """A stop that takes long says what it has come to, on whatever screen one is."""
+        now = self.now
+        if now is None or not now.live:
+            return
+        for event in now.view.events:
+            told = (now.entry.id, event.at_ns)
+            if event.kind in STOPPING and told not in self._told:
+                self._told.add(told)
+                severity: SeverityLevel = "warning" if event.severity == "warn" else "information"
+                self.notify(event.text, title="stopping", severity=severity, timeout=STOP_NEWS_S, markup=False)
 
     def _set_rate(self) -> None:
         if self._ticker is not None:

@@ -36,7 +36,7 @@ from fsdp_tui.telemetry.launch import (
     sweep,
 )
 from fsdp_tui.telemetry.machine import this_machine
-from fsdp_tui.telemetry.messages import ENDED, Capture
+from fsdp_tui.telemetry.messages import ENDED, STOPPING, Capture
 from fsdp_tui.telemetry.notes import NoteError, make_note, split_tags
 from fsdp_tui.telemetry.recording import RecordingError
 from fsdp_tui.telemetry.report import compare, finite, show, stacks
@@ -146,12 +146,14 @@ def train(spec: LaunchSpec, prefix: str = "") -> RunView:
     with _counted_interrupts() as interrupts:
         run_id, launcher = _start(spec, bound=True)
         line = ProgressLine(prefix)
-        answered = 0
+        answered, news = 0, _StopNews()
         with open_run(run_id) as client:
             line.say(f"run {run_id} · {spec.requested or fmt.OWN + ' strategy'} · logs in {client.entry.paths.logs}")
             while launcher.poll() is None:
                 if client.poll(200):
                     line.show(client.view())
+                for text in news.of(client):
+                    line.say(text)
                 while answered < len(interrupts):
                     answered += 1
                     _interrupt(answered, client, launcher, line)
@@ -180,6 +182,19 @@ def _counted_interrupts() -> Iterator[list[int]]:
         yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class _StopNews:
+    """What a stop that takes long has come to, each word once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, int]] = set()
+
+    def of(self, client: RunClient) -> Iterator[str]:
+        for event in client.state.events:
+            if event.kind in STOPPING and (event.kind, event.at_ns) not in self._told:
+                self._told.add((event.kind, event.at_ns))
+                yield event.text
 
 
 def _interrupt(times: int, client: RunClient, launcher: subprocess.Popen[bytes], line: ProgressLine) -> None:
@@ -544,8 +559,15 @@ def _logs(parsed: argparse.Namespace) -> int:
 def _stop(parsed: argparse.Namespace) -> int:
     with _opened(parsed.run) as client:
         _require_live(client, "stop")
+        run_id = client.entry.id
+        print(f"asked all ranks of run {run_id} to stop at their next step boundary", file=sys.stderr, flush=True)
         client.command("stop")
-        while client.live:
+        news = _StopNews()
+        while True:
+            for text in news.of(client):
+                print(text, file=sys.stderr, flush=True)
+            if not client.live:
+                break
             client.poll(200)
     run = _settled(client.entry.id)
     if parsed.json:

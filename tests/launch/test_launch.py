@@ -19,6 +19,7 @@ from fsdp_tui.telemetry.launch import Launch as LaunchFile
 from fsdp_tui.telemetry.launch import LaunchSpec, StartError, start
 from fsdp_tui.telemetry.recording import load_state
 from fsdp_tui.telemetry.rundir import HomeError, create_run, hub_alive, list_runs, resolve
+from fsdp_tui.tui.cli import main
 from tests.launch.conftest import TOY, Launch, gone, until
 
 PLAIN = """\
@@ -279,6 +280,25 @@ def test_ranks_that_do_not_stop_are_taken_down_rung_by_rung(
     ended = load_state(run.paths.recording).ended
     assert ended is not None
     assert (ended.state, ended.stop_rung, ended.exit_codes) == ("stopped", rung, codes)
+
+
+def test_a_stop_that_takes_long_says_what_it_does(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr as it goes: what it waits for and how long, then each rung with its reason."""
+    monkeypatch.setenv("FSDP_TUI_STOP_PATIENCE", "2.5,0.5")
+    run = launch(TOY, "deaf", "stubborn")
+    run.pids()
+    assert main(["stop", run.run_id]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith(f"{run.run_id} stopped by SIGKILL")
+    asked, waits, term, kill = err.splitlines()
+    assert asked == f"asked all ranks of run {run.run_id} to stop at their next step boundary"
+    assert waits.startswith("asked to stop at a step boundary, and waiting for ")
+    assert waits.endswith(": SIGTERM after 2.5 s, SIGKILL 0.5 s after that")
+    assert term.startswith("SIGTERM to all ranks: no step boundary for ")
+    assert term.endswith("; SIGKILL after 0.5 s")
+    assert kill.startswith("SIGKILL to all ranks: still there ")
 
 
 def test_ranks_that_take_long_to_end_have_still_agreed(places: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdp_tui.telemetry.messages import Ended, Step
+from fsdp_tui.telemetry.messages import Ended, Event, Step
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.once import screen_text
@@ -196,6 +196,19 @@ async def test_ctrl_c_twice() -> None:
         await pilot.press("ctrl+c")
         await pilot.pause()
         assert app.return_code == 0
+
+
+async def test_a_stop_that_takes_long_says_what_it_does() -> None:
+    """Each word once, as a notice, on whatever screen one is."""
+    words = (("stop_waits", "note", "waiting: SIGTERM after 30 s"), ("stop_sigterm", "warn", "SIGTERM to all ranks"))
+    async with opened() as (app, pilot, world):
+        (source,) = world.sources.values()
+        await press(pilot, "2")
+        for at, (kind, severity, text) in enumerate(words):
+            source.state.apply(Event(at_ns=at + 1, kind=kind, severity=severity, text=text))
+            await until(pilot, lambda text=text: text in said(app))  # type: ignore[misc]
+        await settle(pilot)
+        assert [said(app).count(text) for _, _, text in words] == [1, 1]
 
 
 async def test_themes_and_letters() -> None:
