@@ -635,7 +635,7 @@ def cache(run: RunView) -> Iterator[Verdict]:
         unit="bytes",
         reason=f"{percent(nbytes / reserved)} of what torch has reserved is cache"
         + (f"; it was emptied {_count(retries, 'time')} to find room, which is slow" if retries else ""),
-        next="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True fits blocks of changing size better",
+        next="expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF fits blocks of changing size better",
     )
 
 
