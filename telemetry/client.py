@@ -21,7 +21,7 @@ import zmq
 from fsdp_tui.telemetry import wire
 from fsdp_tui.telemetry.messages import ENDED, BadMessage, Command, Ended, decode, encode
 from fsdp_tui.telemetry.recording import RecordingError, load_state
-from fsdp_tui.telemetry.rundir import RunEntry, RunError, is_live, read_run_file, resolve
+from fsdp_tui.telemetry.rundir import RunEntry, RunError, is_held, is_live, read_run_file, resolve
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView
 
@@ -118,7 +118,9 @@ class RunClient:
                 if not is_live(self.entry.paths):
                     self._become_recorded()
                     return
-                if time.monotonic() > deadline_s:
+                if is_held(self.entry.paths.coming_up):  # for as long as who brings it up waits for it
+                    deadline_s = time.monotonic() + ATTACH_S
+                elif time.monotonic() > deadline_s:
                     raise
                 time.sleep(0.05)
         self._endpoints = run_file.endpoints

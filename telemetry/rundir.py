@@ -530,6 +530,20 @@ def resolve(ref: str) -> RunEntry:
     )
 
 
+def resolve_live(ref: str) -> RunEntry:
+    """As `resolve`, for who wants to act on a run: of a name the run that goes on, if there is one.
+
+    Raises:
+        UnknownRun: none or several, also several that go on and have this name.
+        RunError: a run.json that cannot be used.
+    """
+    live = [entry for entry in list_runs() if entry.live and entry.name == ref]
+    if len(live) > 1:
+        ids = ", ".join(entry.id for entry in live)
+        raise UnknownRun(f"{len(live)} live runs are named {ref!r}: say which by its id ({ids})")
+    return live[0] if live else resolve(ref)
+
+
 def _by_path(path: Path) -> RunEntry:
     path = path.absolute()
     if path.is_dir():

@@ -40,7 +40,7 @@ from fsdp_tui.telemetry.messages import ENDED, STOPPING, Capture
 from fsdp_tui.telemetry.notes import NoteError, make_note, split_tags
 from fsdp_tui.telemetry.recording import RecordingError
 from fsdp_tui.telemetry.report import compare, finite, show, stacks
-from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve, write_note
+from fsdp_tui.telemetry.rundir import RunEntry, RunError, list_runs, remove, resolve, resolve_live, write_note
 from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
 from fsdp_tui.telemetry.trace import perfetto, plain, summary
 from fsdp_tui.telemetry.view import RunView
@@ -55,6 +55,8 @@ REPORT_EVERY_S = 2.0
 SETTLE_S = 10.0
 STACKS_PATIENCE_S = 3.0
 """A rank answers at once, or not at all."""
+BEGIN_PATIENCE_S = 180.0
+"""For ranks that are coming up: torch is imported, weights are loaded."""
 COMMAND_PATIENCE_S = 60.0
 """For pause and resume: a step may take long."""
 
@@ -380,8 +382,16 @@ def _remove_preset(name: str, *, sure: bool) -> int:
 
 @contextmanager
 def _opened(ref: str) -> Iterator[RunClient]:
-    entry = resolve(ref)
-    with open_run(entry) as client:
+    with open_run(resolve(ref)) as client:
+        yield client
+
+
+@contextmanager
+def _opened_to(word: str, ref: str) -> Iterator[RunClient]:
+    """A run that goes on, to do with it what the word says."""
+    with open_run(resolve_live(ref)) as client:
+        if not client.live:
+            raise CommandError(f"run {client.entry.id} is not live ({client.view().state}): nothing to {word}")
         yield client
 
 
@@ -557,8 +567,7 @@ def _logs(parsed: argparse.Namespace) -> int:
 
 
 def _stop(parsed: argparse.Namespace) -> int:
-    with _opened(parsed.run) as client:
-        _require_live(client, "stop")
+    with _opened_to("stop", parsed.run) as client:
         run_id = client.entry.id
         print(f"asked all ranks of run {run_id} to stop at their next step boundary", file=sys.stderr, flush=True)
         client.command("stop")
@@ -579,8 +588,7 @@ def _stop(parsed: argparse.Namespace) -> int:
 
 def _hold(parsed: argparse.Namespace) -> int:
     wanted = "paused" if parsed.command == "pause" else "running"
-    with _opened(parsed.run) as client:
-        _require_live(client, parsed.command)
+    with _opened_to(parsed.command, parsed.run) as client:
         client.command(parsed.command)
         until = time.monotonic() + COMMAND_PATIENCE_S
         while client.view().state != wanted:
@@ -610,9 +618,9 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 def _capture(parsed: argparse.Namespace) -> int:
     ranks = _ranks(parsed.ranks)
-    with _opened(parsed.run) as client:
-        _require_live(client, "capture")
+    with _opened_to("capture", parsed.run) as client:
         run_id = client.entry.id
+        _until_they_train(client, ranks)
         asked = client.command("capture", ranks)
         there = (rank for rank, known in client.state.ranks.items() if known.hello and not known.goodbye)
         wanted = set(ranks or there)
@@ -625,6 +633,39 @@ def _capture(parsed: argparse.Namespace) -> int:
         _write(parsed.output, trace_document(parsed.format, run_id, taken))
     print(json.dumps([summary(capture) for capture in found]) if parsed.json else tables.captures(found))
     return 0 if taken and len(taken) == len(found) else 1
+
+
+def _until_they_train(client: RunClient, ranks: Sequence[int]) -> None:
+    """Returns when the ranks that are to be asked (empty: all) listen, which is when their training begins; at once when
+    they never will.
+
+    Raises:
+        CommandError: the run has ended before, or none has begun in time.
+    """
+    until, told = time.monotonic() + BEGIN_PATIENCE_S, False
+    while True:
+        state = client.state
+        listening = {rank for rank, known in state.ranks.items() if known.hello}
+        wanted = set(ranks or range(state.world_size or 1))
+        off = state.launched is not None and state.launched.options.get("telemetry") == "off"
+        begun = any(known.last for known in state.ranks.values())  # who is not there by then is on another host
+        if off or begun or wanted <= listening or not wanted <= set(range(state.world_size or 1)):
+            return
+        if not client.live or state.state in ENDED:
+            raise CommandError(f"run {client.entry.id} ended before it began to train: {tables.ending(client.view())}")
+        missing = ", ".join(map(str, sorted(wanted - listening)))
+        if time.monotonic() > until:
+            raise CommandError(
+                f"run {client.entry.id}: ranks {missing} have not begun to train in {BEGIN_PATIENCE_S:.0f} s: nothing to capture yet"
+            )
+        if not told:
+            told = True
+            print(
+                f"ranks {missing} have not begun to train yet: waiting for that, {BEGIN_PATIENCE_S:.0f} s at most",
+                file=sys.stderr,
+                flush=True,
+            )
+        client.poll(100)
 
 
 def _captures_arriving(client: RunClient, asked_id: str, wanted: set[int]) -> list[Capture]:
@@ -756,11 +797,6 @@ def _write_text(path: str, body: str) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
-def _require_live(client: RunClient, word: str) -> None:
-    if not client.live:
-        raise CommandError(f"run {client.entry.id} is not live ({client.view().state}): nothing to {word}")
-
-
 def _compare(parsed: argparse.Namespace) -> int:
     if len(parsed.runs) < 2:
         raise CommandError("compare needs two runs or more", exit_code=2)
@@ -787,24 +823,31 @@ def _rm(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _runs_of(number: int) -> str:
+    return f"{number} run{'s' * (number != 1)}"
+
+
 def _prune(parsed: argparse.Namespace) -> int:
     if parsed.keep < 0:
         raise CommandError(f"--keep {parsed.keep}: expected 0 or more", exit_code=2)
-    old = [entry for entry in list_runs() if not entry.live][parsed.keep :]
+    ended = [entry for entry in list_runs() if not entry.live]
+    old = ended[parsed.keep :]
+    kept = "none is kept" if not parsed.keep else f"the newest {parsed.keep} are kept"
     if not old:
-        print("nothing to delete", file=sys.stderr)
+        print(f"nothing to delete of {_runs_of(len(ended))} that ended; {kept} (--keep)", file=sys.stderr)
         if parsed.json:
             print(json.dumps({"deleted": []}))
         return 0
     if not parsed.yes:
         if not sys.stdin.isatty():
-            raise CommandError(f"would delete {len(old)} runs: say --yes")
-        print(f"delete {len(old)} runs, {old[-1].id} to {old[0].id}? [y/N] ", end="", file=sys.stderr, flush=True)
+            raise CommandError(f"would delete {_runs_of(len(old))}; {kept} (--keep): say --yes")
+        which = f"{_runs_of(len(old))}, {old[-1].id} to {old[0].id}"
+        print(f"{kept} (--keep): delete {which}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return 1
     for entry in old:
         remove(entry)
-    print(f"deleted {len(old)} runs", file=sys.stderr)
+    print(f"deleted {_runs_of(len(old))}; {kept} (--keep)", file=sys.stderr)
     if parsed.json:
         print(json.dumps({"deleted": [entry.id for entry in old]}))
     return 0

@@ -147,8 +147,9 @@ def test_capture_of_a_live_demo(fsdp_tui: Program, tmp_path: Path) -> None:
     words = ("--headless", "--nproc", "2", "--strategy", "fsdp2:full_shard", "--steps", "100000", "--name", "captured")
     process = fsdp_tui.start("demo", *words)
     try:
-        until(lambda: any(r["name"] == "captured" and r["steps"] > 3 for r in fsdp_tui.json("runs")))
+        until(lambda: any(r["name"] == "captured" for r in fsdp_tui.json("runs")))
         done = fsdp_tui("capture", "captured", "--json", "-o", str(tmp_path / "trace.json"))
+        assert "have not begun to train yet: waiting for that" in done.stderr
         taken = json.loads(done.stdout)
         (chosen,) = fsdp_tui.json("capture", "captured", "--ranks", "1")
         assert "is not there" in fsdp_tui("capture", "captured", "--ranks", "9", code=1).stderr
@@ -224,7 +225,10 @@ def test_compare_and_delete(fsdp_tui: Program, a: dict[str, Any]) -> None:
     assert document["equivalence"]["agrees"] is True
     fsdp_tui("rm", "brief")
     fsdp_tui("show", "brief", code=1)
-    assert "say --yes" in fsdp_tui("prune", "--keep", "0", code=1).stderr
+    assert "none is kept (--keep): say --yes" in fsdp_tui("prune", "--keep", "0", code=1).stderr
+    nothing = fsdp_tui("prune").stderr
+    assert nothing.startswith("nothing to delete of ")
+    assert nothing.endswith(" that ended; the newest 20 are kept (--keep)\n")
 
 
 def test_a_script_that_raises_at_once(fsdp_tui: Program) -> None:

@@ -31,6 +31,7 @@ from fsdp_tui.telemetry.rundir import (
     prune,
     remove,
     resolve,
+    resolve_live,
     runtime,
     write_file,
 )
@@ -170,6 +171,27 @@ def test_a_run_between_two_hubs_is_live_while_its_launcher_is() -> None:
     assert resolve("a").live
     run_file(paths, launcher=ProcessId(me.pid, me.started - 100))
     assert not resolve("a").live
+
+
+def test_of_a_name_the_run_that_goes_on_is_meant() -> None:
+    """Whoever wants to act on it means that one, also when a newer one has ended; of several it has to be said which."""
+    first, second, over = create_run(NOON), create_run(NOON + SECOND), recorded(2, "a")
+    for paths in (first, second):
+        about = Summary(run_id=paths.id, name="a", state="running", created_ns=NOON)
+        write_file(paths.summary, msgspec.json.encode(about))
+    locks = [hold_lock(first)]
+    assert resolve("a").id == over.id
+    assert resolve_live("a").id == first.id
+    assert resolve_live("last").id == over.id
+    locks.append(hold_lock(second))
+    with pytest.raises(
+        UnknownRun, match=rf"2 live runs are named 'a': say which by its id \({second.id}, {first.id}\)"
+    ):
+        resolve_live("a")
+    assert resolve_live(second.id).id == second.id
+    for lock in locks:
+        os.close(lock)
+    assert resolve_live("a").id == over.id
 
 
 def test_a_run_file_opens_its_run_wherever_it_is_kept(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fsdp_tui.telemetry import presets
 from fsdp_tui.telemetry.launch import LaunchSpec, command_line
+from fsdp_tui.telemetry.rundir import Summary, create_run, list_runs
 from fsdp_tui.tui.cli import main, parse, spec_from, split_script
 
 
@@ -97,6 +98,26 @@ def test_usage_errors_are_one_line_and_exit_2(
         code = int(exit_.code or 0)
     out, err = capsys.readouterr()
     assert (code, out, err.count("\n")) == (2, "", 1), err
+
+
+def test_prune_says_what_it_keeps(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With and without --keep, before and after."""
+    monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FSDP_TUI_RUNTIME_DIR", str(tmp_path / "rt"))
+    for at in range(3):
+        paths = create_run((1_700_000_000 + at) * 10**9)
+        about = Summary(run_id=paths.id, name="a", state="finished", created_ns=at)
+        paths.summary.write_bytes(msgspec.json.encode(about))
+        paths.alive.rmdir()
+    assert main(["prune"]) == 0
+    assert capsys.readouterr().err == "nothing to delete of 3 runs that ended; the newest 20 are kept (--keep)\n"
+    assert main(["prune", "--keep", "2"]) == 1
+    assert "would delete 1 run; the newest 2 are kept (--keep): say --yes" in capsys.readouterr().err
+    assert main(["prune", "--keep", "2", "--yes"]) == 0
+    assert capsys.readouterr().err == "deleted 1 run; the newest 2 are kept (--keep)\n"
+    assert len(list_runs()) == 2
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
