@@ -112,7 +112,8 @@ class Attachment:
         self._unscaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         self._checkpointing = 0
         """Loading an optimizer's states runs a step of it that changes nothing."""
-        self._in_optimizer = 0
+        self._stepping: list[tuple[int, bool]] = []
+        """Optimizers in whose step one is, the outermost first: id, and whether a closure trains inside it."""
         self._closure_losses = 0
         self._stepped: set[int] = set()
         """Optimizers that have stepped in it, by id."""
@@ -162,7 +163,7 @@ class Attachment:
     def _optimizer_imported(self, module: ModuleType) -> None:
         _around(module.Optimizer, "__init__", self._around_optimizer)
         _around(module.Optimizer, "zero_grad", self._around_zero_grad)
-        module.register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizer_begins(optimizer))
+        module.register_optimizer_step_pre_hook(self._optimizer_begins)
         module.register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizer_ends(optimizer))
 
     def _scaler_imported(self, scaler: type) -> None:
@@ -407,7 +408,11 @@ class Attachment:
 
     def goes_on(self) -> None:
         """The training goes on: with a batch, a forward or a backward. After its optimizers have stepped, the step is over."""
-        if (not self._stepped and not self._finished) or self._run is None or threading.get_ident() != self._thread:
+        if self._run is None or threading.get_ident() != self._thread:
+            return
+        if self._stepping and not self._stepping[-1][1]:
+            self._steps_raised(0)  # without a closure no training goes on inside a step
+        if not self._stepped and not self._finished:
             return
         if not self._finished and not self._awaits() <= self._stepped:
             self._gone_on = True
@@ -420,17 +425,26 @@ class Attachment:
         run = self._run
         return set() if run is None else {id(optimizer) for optimizer in run.trained_by}
 
-    def _optimizer_begins(self, optimizer: Optimizer) -> None:
+    def _steps_raised(self, at: int) -> None:
+        """The steps from this one inwards have left with an exception that the script has caught: nothing tells of their end."""
+        del self._stepping[at:]
+        if (run := self._run) is not None and run.probes.on:
+            run.probes.optimizer_raised()
+
+    def _optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._over or self._checkpointing or _compiling():
             return
+        inside = [stepping for stepping, _ in self._stepping]
+        if id(optimizer) in inside:  # none steps inside its own step
+            self._steps_raised(inside.index(id(optimizer)))
         run = self._run
-        if run is not None and id(optimizer) in self._stepped and not self._in_optimizer:
+        if run is not None and id(optimizer) in self._stepped and not self._stepping:
             if not self._awaits() <= self._stepped:  # it steps alone: the others have their own turns
                 self._awaited = self._awaits() & self._stepped
                 self._split = True
             self._end_step()
             run = self._run
-        self._in_optimizer += 1
+        self._stepping.append((id(optimizer), any(map(callable, (*args[1:], *kwargs.values())))))
         self._closure_losses = 0
         if run is not None and run.probes.on:
             if run.probes.in_backward:
@@ -442,7 +456,8 @@ class Attachment:
     def _optimizer_ends(self, optimizer: Optimizer) -> None:
         if self._over or self._checkpointing or _compiling():
             return
-        self._in_optimizer = max(0, self._in_optimizer - 1)
+        inside = [stepping for stepping, _ in self._stepping]
+        del self._stepping[inside.index(id(optimizer)) if id(optimizer) in inside else len(inside) :]
         if self._run is None:
             self._guarded(lambda: self._consider_optimizer(optimizer))
         if (run := self._run) is not None:
@@ -455,7 +470,7 @@ class Attachment:
     def _leave_early(self, run: WatchedRun) -> None:
         """A handler of SIGTERM that sets a flag is looked at before the next forward, so it must run before that."""
         if (
-            self._in_optimizer == 0
+            not self._stepping
             and self._awaits() <= self._stepped
             and callable(signal.getsignal(signal.SIGTERM))
             and run.ends_here()
@@ -493,7 +508,7 @@ class Attachment:
         run = self._run
         if run is None:
             return
-        if self._in_optimizer:
+        if self._stepping:
             self._closure_losses += 1
             if self._closure_losses > 1:  # a line search looks at the same batch again
                 return

@@ -264,6 +264,10 @@ class Probes:
         if (ledger := self.ledger) is not None:
             self._guarded("memory", ledger.optimizer_returned)
 
+    def optimizer_raised(self) -> None:
+        """Its step has left with an exception."""
+        self._guarded("phases", lambda: self._leave(OPTIMIZER))
+
     def checkpoint_begins(self) -> None:
         """Parameters or optimizer states are saved or loaded: what is communicated and allocated meanwhile is no training's."""
         self._guarded("phases", lambda: self.phases.watch(CHECKPOINT))

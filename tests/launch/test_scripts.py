@@ -242,6 +242,9 @@ TRAININGS = {
     "closure": Script(["closure.py"], 8, FSDP2, by_block(TOY), TOY, adam=True),
     "line search": Script(["lbfgs.py"], 6, "ddp", {}, TOY),
     "autograd.backward": Script(["autograd_backward.py"], 8, FSDP2, by_block(TOY), TOY, adam=True),
+    "a step that raises": Script(
+        ["step_raises.py"], 8, FSDP2, by_block(TOY), TOY, adam=True, quick=True, also=loss_is_a_sum_of(2)
+    ),
     "two optimizers": Script(["two_optimizers.py"], 8, FSDP2, by_block(TOY), TOY),
     "optimizer in backward": Script(
         ["optimizer_in_backward.py"], 8, FSDP2, by_block(TOY), TOY, adam=True, also=says("optimizer", "inside backward")
