@@ -80,6 +80,11 @@ class End:
         return self.reason in ("", "error")
 
     @property
+    def interrupted(self) -> bool:
+        """By Ctrl-C, which its launcher has passed on."""
+        return self.code == -signal.SIGINT
+
+    @property
     def text(self) -> str:
         if self.code is not None:
             return how(self.rank, self.code, self.error)
@@ -99,6 +104,9 @@ def verdict(ends: Iterable[End], rung: str | None) -> Ended:
     if bad := [end for end in ends if end.bad]:
         # What happened to the others follows from the first.
         first = min(bad, key=lambda end: end.at_ns)
+        if first.interrupted:
+            reason = f"interrupted, as by Ctrl-C: rank {first.rank} ended with KeyboardInterrupt first"
+            return Ended(state="stopped", ended_ns=now_ns, exit_codes=codes, stop_rung=rung, reason=reason)
         return Ended(
             state="failed",
             ended_ns=now_ns,

@@ -557,6 +557,21 @@ def test_ranks_that_cannot_write_train_unwatched_and_say_so_in_one_line(begin: B
     assert list_runs() == []
 
 
+def test_ctrl_c_of_another_launcher_is_a_stop(begin: Begin, places: Path) -> None:
+    """torchrun passes it on; ranks whose KeyboardInterrupt nobody catches have not failed, and their codes say what it was."""
+    torchrun = begin(*TORCHRUN, *MODULE[1:], "train.py", text=UNMODIFIED)
+    (run,) = _live()
+    with open_run(run) as client:
+        _training(client)
+    torchrun.send_signal(signal.SIGINT)
+    state, ended = _recorded(run, 40)
+    assert (ended.state, ended.failed_rank, ended.stop_rung) == ("stopped", None, None)
+    assert ended.reason.startswith("interrupted")
+    assert -signal.SIGINT in ended.exit_codes.values()
+    assert not {"failed", "lost"} & {found.kind for found in state.view().verdicts}
+    torchrun.wait()
+
+
 # What is decided from what is known
 
 
@@ -566,6 +581,15 @@ def test_the_first_bad_end_is_to_blame() -> None:
     ended = verdict(ends, None)
     assert (ended.state, ended.failed_rank, ended.exit_codes) == ("failed", 1, {"1": 1, "2": 0})
     assert ended.reason == "rank 1 exited with 1: ValueError: x"
+
+
+def test_an_interrupted_rank_is_no_failure_and_neither_is_what_follows() -> None:
+    """The others lose their connections to it; one that had failed before is to blame all the same."""
+    ends = [End(0, 20, code=-2, error="KeyboardInterrupt"), End(1, 30, code=1, error="RuntimeError: closed"), End(2, 40)]
+    ended = verdict(ends, None)
+    assert (ended.state, ended.failed_rank, ended.exit_codes) == ("stopped", None, {"0": -2, "1": 1})
+    assert ended.reason == "interrupted, as by Ctrl-C: rank 0 ended with KeyboardInterrupt first"
+    assert verdict([End(1, 10, code=1), *ends[:1]], None).state == "failed"
 
 
 @pytest.mark.parametrize(
