@@ -15,7 +15,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from fsdp_tui.telemetry.messages import (
     Step,
     decode,
 )
-from fsdp_tui.telemetry.state import RunState
+from fsdp_tui.telemetry.state import LEAST_STEP_WINDOW, RunState
 from fsdp_tui.telemetry.view import total
 from fsdp_tui.telemetry.waypoint import highest_step, pack
 
@@ -41,7 +41,8 @@ SNAPSHOT_EVERY_S = 5.0
 SNAPSHOT_BYTES_PER_S = 500_000
 """A large state is written less often, so that snapshots never need more of the disk than this."""
 WAYPOINT_ROWS = 16_384
-"""Messages between two waypoints, at least: what a jump into the past replays, a tenth of a second."""
+"""Messages between two waypoints, at least: what a jump into the past replays, a tenth of a second. Of very many ranks as many
+as fill their windows, which a jump replays anyway: their states are large."""
 WAYPOINT_SHARE = 8
 """The log between two waypoints is this many times as large as one, at least: they add no more than an eighth to a recording."""
 COMM_DENSE_STEPS = 1_000
@@ -68,10 +69,18 @@ CREATE TABLE IF NOT EXISTS rollup (
 CREATE TABLE IF NOT EXISTS snapshot (id INTEGER PRIMARY KEY, log_id INTEGER, at_ns INTEGER, body BLOB);
 CREATE TABLE IF NOT EXISTS waypoint (log_id INTEGER PRIMARY KEY, step INTEGER, body BLOB);
 """
+_NO_PHASES = (None,) * len(PHASES)
 _METRICS = ("step_ns", "loss", "tokens", "memory_bytes", "peak_bytes", "overhead_ns")
-_ADD_ROLLUP = """
-INSERT INTO rollup VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (level, metric, rank, bucket) DO UPDATE SET
-    n = n + excluded.n, sum = sum + excluded.sum, min = MIN(min, excluded.min), max = MAX(max, excluded.max)
+_ROLL_STEPS = """
+INSERT OR REPLACE INTO rollup
+SELECT {level}, '{metric}', rank, step / {level}, COUNT({metric}), SUM({metric}), MIN({metric}), MAX({metric})
+FROM step WHERE step >= ? * {level} AND step < ? * {level} AND {metric} IS NOT NULL GROUP BY rank, step / {level}
+"""
+_ROLL_BUCKETS = """
+INSERT OR REPLACE INTO rollup
+SELECT {level}, metric, rank, bucket * {finer} / {level}, SUM(n), SUM(sum), MIN(min), MAX(max)
+FROM rollup WHERE level = {finer} AND bucket >= ? * {level} / {finer} AND bucket < ? * {level} / {finer}
+GROUP BY metric, rank, bucket * {finer} / {level}
 """
 
 
@@ -112,6 +121,8 @@ class Recorder:
         self._since_waypoint = 0
         """Bytes of messages."""
         self._waypoint_bytes = 0
+        self._rolled: dict[int, int] = {}
+        """Level -> the first bucket that is not complete yet, as far as is known."""
         self._db = self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -141,6 +152,8 @@ class Recorder:
             self._last_id = int(row[0] or 0)
             row = db.execute("SELECT MAX(log_id) FROM waypoint").fetchone()
             self._waypoint_id = int(row[0] or 0)
+            newest = db.execute("SELECT MAX(bucket) FROM rollup WHERE level = ?", (LEVELS[0],)).fetchone()[0] or 0
+            self._rolled = {level: newest * LEVELS[0] // level for level in LEVELS}
         except sqlite3.Error as error:
             if db is not None:
                 db.close()
@@ -166,8 +179,10 @@ class Recorder:
             self._pending_bytes -= len(self._pending.pop(0).body)
             self.lost += 1
 
-    def flush(self, state: RunState, *, snapshot: bool | None = None) -> None:
+    def flush(self, state: RunState, *, snapshot: bool | None = None, final: bool = False) -> None:
         """Writes what was added, in one transaction, and with it a snapshot of `state` (None: when one is due).
+
+        `final`: nothing comes after it.
 
         `state` must be what the messages added so far have made.
 
@@ -188,10 +203,12 @@ class Recorder:
             self._db.executemany("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", rows)
             last_id += len(rows)
             self._write_steps([row.message for row in self._pending if isinstance(row.message, Step)])
+            self._roll_up(highest_step(state) if final else _slowest_step(state), whole=not final)
             if snapshot:
                 body = state.dump()
                 self._write_snapshot(last_id, body)
-            if last_id - self._waypoint_id >= WAYPOINT_ROWS and since_waypoint >= WAYPOINT_SHARE * self._waypoint_bytes:
+            apart = max(WAYPOINT_ROWS, LEAST_STEP_WINDOW * len(state.ranks))
+            if last_id - self._waypoint_id >= apart and since_waypoint >= WAYPOINT_SHARE * self._waypoint_bytes:
                 waypoint = pack(state)
                 self._db.execute("INSERT INTO waypoint VALUES (?, ?, ?)", (last_id, highest_step(state), waypoint))
             self._db.execute("COMMIT")
@@ -214,25 +231,29 @@ class Recorder:
         except sqlite3.Error:  # the failure may have ended the transaction already
             pass
 
-    def _write_steps(self, steps: list[Message]) -> None:
-        table: list[tuple[object, ...]] = []
-        sums: dict[tuple[int, str, int, int], list[float]] = {}
-        for step in steps:
-            assert isinstance(step, Step)
-            scalars = _scalars(step)
-            phases = (*step.phases_ns, *[None] * len(PHASES))[: len(PHASES)]
-            table.append((step.step, step.rank, step.ended_ns, *scalars, *phases))
-            for metric, value in zip(_METRICS, scalars, strict=True):
-                if value is None or value != value:  # NaN
-                    continue
-                for level in LEVELS:
-                    entry = sums.setdefault((level, metric, step.rank, step.step // level), [0, 0.0, value, value])
-                    entry[0] += 1
-                    entry[1] += value
-                    entry[2] = min(entry[2], value)
-                    entry[3] = max(entry[3], value)
+    def _write_steps(self, steps: Sequence[Step]) -> None:
+        table = [
+            (step.step, step.rank, step.ended_ns, *_scalars(step), *(*step.phases_ns, *_NO_PHASES)[: len(PHASES)])
+            for step in steps
+        ]
         self._db.executemany(f"INSERT OR REPLACE INTO step VALUES ({', '.join('?' * (9 + len(PHASES)))})", table)
-        self._db.executemany(_ADD_ROLLUP, [(*key, *entry) for key, entry in sums.items()])
+        first = min((step.step for step in steps), default=None)
+        if first is not None:  # a rank that is behind, or was started again: its bucket is summed anew
+            self._rolled = {level: min(bucket, first // level) for level, bucket in self._rolled.items()}
+
+    def _roll_up(self, newest: int, *, whole: bool) -> None:
+        """Sums the buckets up to a step, all of whose scalars are there; `whole`: only those that end there or before."""
+        finer = 1
+        for level in LEVELS:
+            begin, end = self._rolled[level], (newest + 1 if whole else newest + level) // level
+            if end <= begin:
+                return
+            if finer == 1:
+                for metric in _METRICS:
+                    self._db.execute(_ROLL_STEPS.format(level=level, metric=metric), (begin, end))
+            else:
+                self._db.execute(_ROLL_BUCKETS.format(level=level, finer=finer), (begin, end))
+            self._rolled[level], finer = end, level
 
     def _write_snapshot(self, log_id: int, body: bytes) -> None:
         db = self._db
@@ -272,7 +293,7 @@ class Recorder:
         """
         try:
             try:
-                self.flush(state, snapshot=True)
+                self.flush(state, snapshot=True, final=True)
             except RecordingError:  # a disk with room for the last messages only
                 self.flush(state, snapshot=False)
             with contextlib.suppress(sqlite3.Error):  # a reader has it open: WAL mode is as good on this disk
@@ -283,6 +304,11 @@ class Recorder:
     def abandon(self) -> None:
         """Closes the file without writing."""
         self._db.close()
+
+
+def _slowest_step(state: RunState) -> int:
+    """The newest step of the rank that is behind all others; 0 before the first."""
+    return min((rank.last.step for rank in state.ranks.values() if rank.last), default=0)
 
 
 def _scalars(step: Step) -> tuple[float | None, ...]:

@@ -62,9 +62,10 @@ from fsdp_tui.telemetry.view import (
 STEP_WINDOW, LEAST_STEP_WINDOW = 512, 64
 """Steps per rank that medians of step time, phases and overhead are taken over; fewer when ranks x steps would be more than"""
 STEP_ROWS = 16_384
-COMM_WINDOW = 128
-"""Steps that medians of collectives are taken over; fewer when ranks x kinds of calls would need more than this many cells:"""
-COMM_CELLS = 8_000_000
+COMM_WINDOW, LEAST_COMM_WINDOW = 128, 24
+"""Steps that medians of collectives are taken over: fewer when ranks x kinds of calls x steps would be more than so many cells,"""
+COMM_CELLS, MOST_COMM_CELLS = 640_000, 2_600_000
+"""for the sake of a picture's time; enough for statistics, up to the second number, for the sake of memory."""
 PATIENCE = 16
 """Steps that a rank's collectives may lag behind the others' before the step is closed without them."""
 SETTLING = 3
@@ -81,6 +82,12 @@ DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"
 def step_window(ranks: int) -> int:
     """Steps of each rank that are kept when there are so many ranks."""
     return max(LEAST_STEP_WINDOW, min(STEP_WINDOW, STEP_ROWS // max(1, ranks)))
+
+
+def comm_window(cells: int) -> int:
+    """Steps of collectives that are kept when each has so many ranks x kinds of calls."""
+    cells = max(1, cells)
+    return max(4, min(COMM_WINDOW, MOST_COMM_CELLS // cells, max(LEAST_COMM_WINDOW, COMM_CELLS // cells)))
 
 
 class RankState(msgspec.Struct):
@@ -327,8 +334,7 @@ class RunState(msgspec.Struct, dict=True):
             return
         self.comm_window.append(sum_collectives(step, by_rank, self._groups(by_rank), self.world_size))
         newest = self.comm_window[-1]
-        room = COMM_CELLS // max(1, 3 * newest.ranks * len(newest.keys))
-        del self.comm_window[: -max(4, min(COMM_WINDOW, room))]
+        del self.comm_window[: -comm_window(newest.ranks * len(newest.keys))]
 
     def _groups(self, ranks: Iterable[int]) -> Groups:
         """The process groups of some ranks; kept from step to step, and no part of what `dump` writes."""

@@ -18,6 +18,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Input
 
+from fsdp_tui.telemetry import collector
 from fsdp_tui.telemetry.launch import LaunchSpec, command_text
 from fsdp_tui.telemetry.messages import ENDED, STOPPING
 from fsdp_tui.telemetry.notes import Note
@@ -273,6 +274,7 @@ class Dashboard(App[int]):
             self.leave_past()
             if self.feed is not None:
                 self.feed.close()
+            collector.tidy()
             self.feed = Feed(self.services, entry, 0.8 / self.pace.hz)
             for screen in self._screens():
                 if isinstance(screen, View):
@@ -686,6 +688,7 @@ def run_app(open_on: str | None = None, own: str | None = None) -> int:
     Raises:
         RunError: there is no such run.
     """
+    collector.relax()
     services = real_services()
     entries = services.list_runs()
     entry = services.find(open_on) if open_on is not None else None

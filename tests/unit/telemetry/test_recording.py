@@ -89,6 +89,40 @@ def test_the_scalars_of_every_step_and_their_rollups_can_be_queried(tmp_path: Pa
     assert rows(path, "SELECT memory_bytes FROM step WHERE step = 7 AND rank = 0") == [(1_200,)]
 
 
+def test_sums_are_those_of_the_steps_when_a_rank_is_behind_or_starts_again(tmp_path: Path) -> None:
+    """While the run goes on whole buckets are there; a step that comes later, or once more, is in its own."""
+    path = tmp_path / "run.db"
+    state, recorder = RunState(), Recorder(path)
+    query = "SELECT n, sum FROM rollup WHERE level = 64 AND metric = 'step_ns' AND rank = {} AND bucket = 1"
+
+    def send(rank: int, numbers: range, step_ns: int) -> None:
+        record(recorder, state, iter([step(rank, number, step_ns=step_ns) for number in numbers]))
+        recorder.flush(state)
+
+    record(recorder, state, iter([hello(0), hello(1)]))
+    send(1, range(1, 127), 10)
+    send(0, range(1, 150), 10)
+    assert rows(path, query.format(0)) == []  # rank 1 is inside it
+    send(1, range(127, 130), 10)
+    assert rows(path, query.format(0)) == rows(path, query.format(1)) == [(64, 640.0)]
+    send(0, range(100, 150), 20)
+    send(1, range(100, 150), 20)
+    assert rows(path, query.format(1)) == [(64, 36 * 10.0 + 28 * 20.0)]
+    recorder.abandon()
+    recorder = Recorder(path)
+    send(0, range(150, 200), 10)
+    send(1, range(150, 200), 10)
+    recorder.close(state)
+    assert rows(path, query.format(1)) == [(64, 36 * 10.0 + 28 * 20.0)]
+    assert rows(path, "SELECT bucket, n FROM rollup WHERE level = 64 AND metric = 'loss' AND rank = 1") == [
+        (0, 63),
+        (1, 64),
+        (2, 64),
+        (3, 8),
+    ]
+    assert rows(path, "SELECT n FROM rollup WHERE level = 4096 AND metric = 'loss'") == [(199,), (199,)]
+
+
 def test_a_loss_that_is_no_number_stays_out_of_the_sums(tmp_path: Path) -> None:
     """NaN and None are not zero."""
     path = tmp_path / "run.db"

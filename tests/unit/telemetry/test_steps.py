@@ -8,8 +8,18 @@ from statistics import median
 import msgspec
 
 from fsdp_tui.telemetry.messages import PHASES, Step
-from fsdp_tui.telemetry.state import LEAST_STEP_WINDOW, STEP_ROWS, STEP_WINDOW, RunState, step_window
+from fsdp_tui.telemetry.state import (
+    COMM_WINDOW,
+    LEAST_COMM_WINDOW,
+    LEAST_STEP_WINDOW,
+    STEP_ROWS,
+    STEP_WINDOW,
+    RunState,
+    comm_window,
+    step_window,
+)
 from fsdp_tui.telemetry.steps import StepFigures
+from fsdp_tui.telemetry.view import STATISTICAL
 from tests.unit.telemetry.messages_for_tests import step
 
 
@@ -73,3 +83,11 @@ def test_many_ranks_keep_fewer_steps() -> None:
         for rank in range(256):
             state.apply(step(rank, number))
     assert {len(rank.window) for rank in state.ranks.values()} == {step_window(256)}
+
+
+def test_many_calls_of_many_ranks_are_kept_for_fewer_steps() -> None:
+    """But for enough that a statistic may speak, as long as there is memory for it."""
+    assert comm_window(2 * 51) == COMM_WINDOW
+    assert comm_window(64 * 240) == 41
+    assert comm_window(1_024 * 99) == LEAST_COMM_WINDOW > STATISTICAL
+    assert comm_window(1_024 * 600) == 4
