@@ -5,6 +5,7 @@ Both supervisors of runs use it: `runner.launch`, which starts the ranks, and `r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -269,5 +270,6 @@ def code_text(code: int) -> str:
 
 
 def log(text: str) -> None:
-    """A line for `logs --rank -1`."""
-    print(f"fsdp-tui launcher: {text}", file=sys.stderr, flush=True)
+    """A line for `logs --rank -1`, if there is room for it."""
+    with contextlib.suppress(OSError):
+        print(f"fsdp-tui launcher: {text}", file=sys.stderr, flush=True)

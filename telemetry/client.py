@@ -19,9 +19,9 @@ import msgspec
 import zmq
 
 from fsdp_tui.telemetry import wire
-from fsdp_tui.telemetry.messages import ENDED, BadMessage, Command, Ended, decode, encode
+from fsdp_tui.telemetry.messages import ENDED, BadMessage, Command, Ended, Event, decode, encode
 from fsdp_tui.telemetry.recording import RecordingError, load_state
-from fsdp_tui.telemetry.rundir import RunEntry, RunError, is_held, is_live, read_run_file, resolve
+from fsdp_tui.telemetry.rundir import RunEntry, RunError, is_held, is_live, read_run_file, read_summary, resolve
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView
 
@@ -256,14 +256,16 @@ class RunClient:
 
     def _become_recorded(self) -> None:
         """The run is over: the recording has all of it, also what the hub kept from live viewers."""
-        version = self.state.version
+        seen, version = self.state, self.state.version
         self.live = self.hub_gone = False
         try:
-            self._load_recorded()
-        except RunError:
-            if not self.state.version:
-                raise
-            self._settle()  # a disk that could not be written: what we saw live is what there is
+            self.state = load_state(self.entry.paths.recording)
+        except RecordingError as error:
+            if not version:
+                raise RunError(f"run {self.entry.id}: {error}") from None
+        if self.state.ended is None and version:
+            self.state = seen  # a disk that could not be written to the end: what we saw live is what there is
+        self._settle()
         self.state.version = max(self.state.version, version + 1)
         self.close()
 
@@ -275,12 +277,27 @@ class RunClient:
         self._settle()
 
     def _settle(self) -> None:
-        """A run that nobody ended is lost."""
-        if self.state.ended is None:
-            seen = [rank.beat.sent_ns for rank in self.state.ranks.values() if rank.beat]
-            launched = self.state.launched.created_ns if self.state.launched else 0
-            reason = "its end was not recorded: launcher and hub are both gone, killed or out of disk space"
-            self.state.apply(Ended(state="lost", ended_ns=max(seen, default=launched), exit_codes={}, reason=reason))
+        """A run whose end is not in its recording ended as its summary says, which needs no room on a full disk; one that nobody
+        ended is lost."""
+        state = self.state
+        if state.ended is not None:
+            return
+        seen = [rank.beat.sent_ns for rank in state.ranks.values() if rank.beat]
+        at_ns = max(seen, default=state.launched.created_ns if state.launched else 0)
+        try:
+            summary = read_summary(self.entry.paths)
+        except RunError:
+            summary = None
+        if summary is None or summary.state not in ENDED:
+            reason = "its end was not recorded: launcher and hub are both gone"
+            state.apply(Ended(state="lost", ended_ns=at_ns, exit_codes={}, reason=reason))
+            return
+        if summary.unrecorded and not any(event.kind == "recording_stopped" for event in state.events):
+            recorded = min((rank.last.step if rank.last else 0 for rank in state.ranks.values()), default=0)
+            text = f"{summary.unrecorded}; it went on to step {summary.steps:,}"
+            state.apply(Event(at_ns=at_ns, kind="recording_stopped", severity="bad", text=text, step=recorded))
+        ended_ns = summary.ended_ns if summary.ended_ns is not None else at_ns
+        state.apply(Ended(state=summary.state, ended_ns=ended_ns, exit_codes={}, reason=summary.reason))
 
     # Commands
 

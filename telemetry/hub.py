@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
-from fsdp_tui.telemetry import wire
+from fsdp_tui.telemetry import collector, wire
 from fsdp_tui.telemetry.launch import StartError, launched_message, read_launch
 from fsdp_tui.telemetry.messages import (
     ENDED,
@@ -55,6 +55,7 @@ from fsdp_tui.telemetry.rundir import (
     paths_of,
     remove_alive,
     write_file,
+    write_over,
 )
 from fsdp_tui.telemetry.state import RunState
 
@@ -119,6 +120,9 @@ class Hub:
         self._published_s = time.monotonic()
         self._recorder: Recorder | None = None
         self._recording_trouble = ""
+        """Since when and why nothing is recorded; "" while it is."""
+        self._recorded_step = 0
+        """The last step that every rank has ended and that is on disk."""
         self._retry_s = 0.0
         self._summary: Summary | None = None
         self._replies: dict[str, wire.Reply] = {}
@@ -558,14 +562,19 @@ class Hub:
                 recorder.flush(self.state, snapshot=True)
                 self._resume_recording(recorder)
             recorder.flush(self.state)
+            self._recorded_step = self._step()
         except RecordingError as error:
             self._stop_recording(str(error))
+
+    def _step(self) -> int:
+        return min((rank.last.step if rank.last else 0 for rank in self.state.ranks.values()), default=0)
 
     def _stop_recording(self, why: str) -> None:
         self._retry_s = time.monotonic() + RETRY_S
         if not self._recording_trouble:
-            self._recording_trouble = why
-            self._event("recording_stopped", "bad", f"recording stopped: {why}; the live view goes on")
+            since = self._recorded_step
+            self._recording_trouble = f"not recorded since step {since:,}: {why}"
+            self._event("recording_stopped", "bad", f"{self._recording_trouble}; the live view goes on", step=since)
 
     def _resume_recording(self, recorder: Recorder) -> None:
         if self._recording_trouble:
@@ -590,19 +599,24 @@ class Hub:
             strategy=launched.strategy if launched else "",
             effective=structures[0].effective if structures else "",
             world_size=state.world_size,
-            steps=min((rank.last.step if rank.last else 0 for rank in state.ranks.values()), default=0),
+            steps=self._step(),
             planned_steps=launched.steps if launched else None,
             loss=loss,
             reason=state.ended.reason if state.ended else "",
+            unrecorded=self._recording_trouble,
         )
         if summary == self._summary:
             return
+        body = msgspec.json.encode(summary)
         try:
-            write_file(self.paths.summary, msgspec.json.encode(summary))
-        except HomeError as error:
-            self._stop_recording(str(error))
-        else:
-            self._summary = summary
+            write_file(self.paths.summary, body)
+        except HomeError:
+            try:
+                write_over(self.paths.summary, body)
+            except HomeError as error:
+                self._stop_recording(str(error))
+                return
+        self._summary = summary
 
     # The end
 
@@ -684,7 +698,8 @@ class Hub:
             try:
                 self._recorder.close(self.state)
             except RecordingError as error:
-                trouble = str(error)
+                self._stop_recording(str(error))
+                trouble = self._recording_trouble
         self._write_summary()
         self._publish()
         self._settle_replies(math.inf)  # who asked for the stop may still wait for a rank that was killed
@@ -740,6 +755,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.launcher:
         # One that is dead already must not look like a run that never had one.
         launcher = ProcessId.of(options.launcher) or ProcessId(options.launcher, 0.0)
+    collector.relax()
     hub = Hub(paths_of(options.run_id), launcher, ranks_stay=options.ranks_stay)
     try:
         hub.open()

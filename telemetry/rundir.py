@@ -103,6 +103,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     reason: str = ""
     """Why it failed or was lost."""
+    unrecorded: str = ""
+    """Since when its recording cannot be written, and why; empty when it can."""
 
 
 class _Spec(msgspec.Struct):
@@ -248,6 +250,33 @@ def write_file(path: Path, body: bytes, *, mode: int = 0o644) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise home_error(path, error) from None
+
+
+def write_over(path: Path, body: bytes) -> None:
+    """Writes over a file that is there, padded with spaces to its length: most full disks have room for that.
+
+    Raises:
+        HomeError: it is not there, or cannot be written.
+    """
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            file.write(body.ljust(os.fstat(file.fileno()).st_size))
+    except OSError as error:
+        raise home_error(path, error) from None
+
+
+def read_summary(paths: RunPaths) -> Summary:
+    """Reads a run's summary.json.
+
+    Raises:
+        RunError: it is not there, or damaged.
+    """
+    try:
+        return msgspec.json.decode(paths.summary.read_bytes(), type=Summary)
+    except OSError as error:
+        raise RunError(f"{paths.summary}: {said(error)}") from None
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RunError(f"summary.json is damaged: {_one_line(error)}") from None
 
 
 # The runtime files of a live run
@@ -416,10 +445,10 @@ def _entry(paths: RunPaths) -> RunEntry:
             problem = str(error)
     summary: Summary | None = None
     try:
-        summary = msgspec.json.decode(paths.summary.read_bytes(), type=Summary)
-    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        if not isinstance(error, FileNotFoundError):
-            problem = f"summary.json is damaged: {_one_line(error)}"
+        summary = read_summary(paths)
+    except RunError as error:
+        if paths.summary.exists():
+            problem = str(error)
         try:
             launch = msgspec.json.decode(paths.launch.read_bytes(), type=_Launch)
             summary = Summary(
@@ -478,7 +507,7 @@ def _entry(paths: RunPaths) -> RunEntry:
         steps=summary.steps,
         planned_steps=summary.planned_steps,
         loss=summary.loss,
-        problem=problem or summary.reason,
+        problem=problem or "; ".join(filter(None, (summary.reason, summary.unrecorded))),
         paths=paths,
         note=note,
     )

@@ -701,8 +701,31 @@ def failure(run: RunView) -> Iterator[Verdict]:
     )
 
 
+def not_recorded(run: RunView) -> Iterator[Verdict]:
+    """A recording that cannot be written, as on a full disk: the live picture goes on."""
+    told = [event for event in run.events if event.kind in ("recording_stopped", "recording_resumed")]
+    if not told or told[-1].kind == "recording_resumed":
+        return
+    stopped = told[-1]
+    since = stopped.step or 0
+    yield Verdict(
+        kind="not_recorded",
+        severity="warn",
+        what=f"not recorded since step {since:,}"
+        + (f": {_count(run.steps - since, 'step')}" if run.steps > since else ""),
+        expected=since,
+        measured=run.steps,
+        unit="steps",
+        reason=stopped.text.partition(": ")[2],
+        next="make room where runs are kept, or set FSDP_TUI_HOME to another disk for the next run"
+        if run.ended is not None
+        else "make room where runs are kept: then what memory still holds of it is recorded too",
+    )
+
+
 RULES = (
     failure,
+    not_recorded,
     not_watched,
     strategy_changed,
     hybrid_not_sharded,

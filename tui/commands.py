@@ -159,9 +159,15 @@ def train(spec: LaunchSpec, prefix: str = "") -> RunView:
                 while answered < len(interrupts):
                     answered += 1
                     _interrupt(answered, client, launcher, line)
-            line.show(client.view(), last=True)
+            until = time.monotonic() + SETTLE_S
+            while client.live and time.monotonic() < until:
+                client.poll(100)
+            seen = client.view()
+            line.show(seen, last=True)
         line.end()
-        return _settled(run_id)
+        recorded = _settled(run_id)
+        # On a full disk the recording ends before the run does.
+        return seen if seen.state in SUCCESS and seen.steps > recorded.steps else recorded
 
 
 def _settled(run_id: str) -> RunView:

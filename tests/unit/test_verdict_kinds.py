@@ -28,6 +28,7 @@ CASES, TROUBLES, LAUNCH, STALLS = (
     "launch/test_stalls.py",
 )
 IN_VAIN, SCRIPTS = "launch/test_in_vain.py", "launch/test_scripts.py"
+FULL_DISK = "launch/test_full_disk.py"
 EXACTLY = f"{CASES}::test_healthy_runs_have_no_warning"
 """The whole list of what is found: nothing else is."""
 NO_ALARM = f"{TROUBLES}::test_healthy_trainings_have_no_alarm"
@@ -76,6 +77,7 @@ KINDS = {
         f"{LAUNCH}::test_a_killed_launcher_takes_every_rank_with_it_and_the_run_is_lost",
         f"{LAUNCH}::test_a_killed_hub_is_replaced_and_the_gap_is_an_event",
     ),
+    "not_recorded": Runs(f"{FULL_DISK}::test_a_run_on_a_full_disk_ends_as_it_did", AS_WITHOUT_US),
     "not_watched": Runs(f"{IN_VAIN}::test_a_script_without_an_optimizer", AS_WITHOUT_US),
     "not_covered": Runs(f"{IN_VAIN}::test_a_library_that_shards_by_itself", AS_WITHOUT_US),
 }
