@@ -31,7 +31,9 @@ ASK_AGAIN_S = 1.0
 QUIET_S = 1.5
 """A hub sends something every half second; after this long without, it is looked for."""
 HEAL_S = 1.0
-"""So long after the last thinned batch a new snapshot brings what was left out."""
+"""So long after the last thinned batch a new snapshot brings what was left out,"""
+HEAL_BYTES_PER_S = 2_000_000
+"""and large ones less often."""
 HELD_MAX = 20_000
 REPLY_S = 4.0
 
@@ -75,6 +77,7 @@ class RunClient:
         self._held: list[tuple[wire.Header, bytes]] = []
         self._asked_s = 0.0
         self._thinned_s: float | None = None
+        self._heal_from_s = 0.0
         self._heard_s = time.monotonic()
         self._control: zmq.Socket[bytes] | None = None
         if self.live:
@@ -146,7 +149,7 @@ class RunClient:
             return False
         before, state = self.state.version, self.state
         now_s = time.monotonic()
-        healing = self._thinned_s is not None and now_s - self._thinned_s > HEAL_S
+        healing = self._thinned_s is not None and now_s > max(self._thinned_s + HEAL_S, self._heal_from_s)
         if (healing or not self.synced) and now_s - self._asked_s > ASK_AGAIN_S:
             self._ask(now_s)
         events = dict(self._poller.poll(max_ms))
@@ -232,7 +235,7 @@ class RunClient:
             self.state = state
             self.snapshots += 1
             self.hub_gone = False
-            self._thinned_s = None
+            self._thinned_s, self._heal_from_s = None, time.monotonic() + len(frames[2]) / HEAL_BYTES_PER_S
             self._epoch, self._seq, self.thinned = header.epoch, header.seq, header.thinned
             held, self._held = self._held, []
             for later, body in held:

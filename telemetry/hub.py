@@ -25,17 +25,13 @@ from fsdp_tui.telemetry.messages import (
     ENDED,
     Ack,
     BadMessage,
-    Beat,
     Capture,
-    Comm,
     Command,
     Ended,
     Event,
-    Gauge,
     Goodbye,
     Hello,
     Message,
-    Step,
     decode,
     encode,
 )
@@ -58,6 +54,7 @@ from fsdp_tui.telemetry.rundir import (
     write_over,
 )
 from fsdp_tui.telemetry.state import RunState
+from fsdp_tui.telemetry.thinning import Thinning
 
 BATCH_S = 0.05
 COMMIT_S = 0.2
@@ -74,10 +71,6 @@ ORPHANED_S = 5.0
 """How long ranks may outlive their launcher before the run is called lost all the same."""
 REPLY_S = 1.0
 DRAIN_S = 1.0
-LIVE_PER_BATCH = 100
-"""Messages per batch that viewers get in full: 2,000 per second. Above that they get a part, the same steps of every rank."""
-LIVE_BURST = 2_000
-"""What a quiet second before leaves room for at once."""
 LINGER_MS = 500
 CAPTURE_S = 60.0
 """So long a capture may take before another one may be asked for all the same."""
@@ -114,10 +107,8 @@ class Hub:
         self.state = RunState()
         self.epoch = secrets.token_bytes(8)
         self.seq = 0
-        self.thinned = 0
+        self._thinning = Thinning(time.monotonic())
         self._batch: list[tuple[Message, bytes]] = []
-        self._room = float(LIVE_BURST)
-        self._published_s = time.monotonic()
         self._recorder: Recorder | None = None
         self._recording_trouble = ""
         """Since when and why nothing is recorded; "" while it is."""
@@ -359,21 +350,13 @@ class Hub:
     def _publish(self) -> None:
         """One batch. An empty one is the hub's heartbeat."""
         batch, self._batch = self._batch, []
-        bodies = [body for _, body in batch]
-        now_s = time.monotonic()
-        self._room += (now_s - self._published_s) / BATCH_S * LIVE_PER_BATCH
-        self._room = min(self._room, LIVE_BURST)
-        self._published_s = now_s
-        if len(batch) > self._room:
-            bodies = _thinned(batch, max(LIVE_PER_BATCH, int(self._room)))
-            self.thinned += len(batch) - len(bodies)
-        self._room -= len(bodies)
+        bodies = self._thinning.pass_on(batch, len(self.state.ranks), time.monotonic())
         self.seq += 1
         # XPUB drops for a viewer that does not read; it sees the jump in seq and asks for a snapshot.
         self._pub.send_multipart([self._header(), msgspec.msgpack.encode(bodies)], zmq.NOBLOCK)
 
     def _header(self) -> bytes:
-        return wire.Header(self.epoch, self.seq, self.thinned).pack()
+        return wire.Header(self.epoch, self.seq, self._thinning.withheld).pack()
 
     def _answer_view(self, frames: list[bytes]) -> None:
         if len(frames) != 2 or frames[1] != wire.SNAPSHOT:
@@ -711,29 +694,6 @@ class Hub:
         remove_alive(self.paths)
         self._context.destroy(linger=LINGER_MS)
         os.close(self._lock)
-
-
-def _thinned(batch: list[tuple[Message, bytes]], room: int) -> list[bytes]:
-    """A part of a crowded batch: every rare message, the newest heartbeat and gauge of each rank, and of the steps as many
-    as there is room for, the same ones on every rank."""
-    newest: dict[tuple[type, int], int] = {}
-    samples: set[int] = set()
-    for at, (message, _) in enumerate(batch):
-        if isinstance(message, Beat | Gauge):
-            newest[type(message), message.rank] = at
-        elif isinstance(message, Step | Comm):
-            samples.add(message.step)
-    count = sum(isinstance(message, Step | Comm) for message, _ in batch)
-    stride = 1
-    while count > room * stride:
-        stride *= 2
-    return [
-        body
-        for at, (message, body) in enumerate(batch)
-        if not isinstance(message, Step | Comm | Beat | Gauge)
-        or (isinstance(message, Step | Comm) and message.step % stride == 0)
-        or (isinstance(message, Beat | Gauge) and newest[type(message), message.rank] == at)
-    ]
 
 
 def main(argv: list[str] | None = None) -> int:

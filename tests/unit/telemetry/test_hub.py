@@ -20,7 +20,7 @@ from fsdp_tui.telemetry import hub as hub_module
 from fsdp_tui.telemetry import wire
 from fsdp_tui.telemetry.client import CommandRefused, RunClient, open_run
 from fsdp_tui.telemetry.hub import Hub
-from fsdp_tui.telemetry.messages import Ack, Beat, Command, Ended, Event, Goodbye, Message, Step, decode, encode
+from fsdp_tui.telemetry.messages import Ack, Command, Ended, Event, Goodbye, decode, encode
 from fsdp_tui.telemetry.recording import load_state
 from fsdp_tui.telemetry.rundir import ProcessId, paths_of, read_run_file, resolve
 from tests.unit.telemetry.hub_for_tests import HubProcess, here, new_run, until
@@ -226,23 +226,6 @@ def test_a_crowd_of_samples_is_thinned_for_viewers_and_recorded_whole(hub: HubPr
         until(lambda: (client.poll(20), not client.live)[1], "the end")
         assert client.state.steps == list(range(1, 3001))
         assert client.state.reported == [2] * 3000
-
-
-def test_thinning_keeps_rare_messages_and_the_same_steps_of_all_ranks() -> None:
-    """The newest heartbeat of each rank, every event, and a power of two fewer steps."""
-    batch: list[Message] = []
-    for number in range(1, 101):
-        for rank in (0, 1, 2, 3):
-            batch += [
-                step(rank, number),
-                Beat(rank=rank, incarnation=1, sent_ns=number, step=number, sent=0, dropped=0),
-            ]
-    batch.insert(300, event("keep me"))
-    kept = [decode(body) for body in hub_module._thinned([(message, encode(message)) for message in batch], 100)]
-    assert [found.text for found in kept if isinstance(found, Event)] == ["keep me"]
-    assert [found.sent_ns for found in kept if isinstance(found, Beat)] == [100] * 4
-    for rank in range(4):
-        assert [s.step for s in kept if isinstance(s, Step) and s.rank == rank] == list(range(4, 101, 4))
 
 
 @pytest.fixture
