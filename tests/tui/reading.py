@@ -25,7 +25,9 @@ def quantity(text: str) -> tuple[float, float]:
 
 
 def reads(text: str, value: float) -> bool:
-    """Whether the text says this value, rounded."""
+    """Whether the text says this value, rounded; "<0.1 MiB" says that it is less, and not nothing."""
+    if text.startswith("<"):
+        return 0 < value < quantity(text[1:])[0]
     said, half = quantity(text)
     return abs(said - value) <= half + 1e-9 * abs(value)
 
@@ -42,7 +44,7 @@ def pane(text: str, title: str) -> list[str]:
         for found in re.finditer(r"[╭┏]─ .*?[╮┓]|[╭┏]━ .*?[╮┓]", line):
             if found[0][3:].startswith(title):
                 begin, end = found.span()
-                inside = []
+                inside: list[str] = []
                 for below in lines[top + 1 :]:
                     if below[begin : begin + 1] in ("╰", "┗", ""):
                         return inside

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from textual.widgets import Input
 
@@ -15,8 +13,10 @@ from fsdp_tui.tui.screens.run import RankBars, RunScreen
 from fsdp_tui.tui.widgets.lines import LineChart
 from tests.unit.telemetry.messages_for_tests import capture
 
+from .checks import check_header, check_run
 from .drive import check_golden, dashboard, opened, press, said, settle, until
 from .fixtures import MIB, SECOND, Recipe, World, entry
+from .truth import Truth
 
 EIGHT_GPUS = Recipe(
     ranks=8,
@@ -31,24 +31,6 @@ RECIPES = {2: Recipe(), 8: EIGHT_GPUS, 64: Recipe(ranks=64, name="many", heavy_r
 RECIPES[1024] = Recipe(ranks=1024, name="very many", heavy_rank=517, steps=6, state_bytes=4096 * MIB)
 
 
-BAR = re.compile(r"(\d+)[▸ ]([PGOUAc┃▏·]{8,})\s+([\d.]+)(?:\s+([\d.]+))?")
-"""Rank, bar, and its numbers."""
-
-
-def check_bars(recipe: Recipe, text: str, unit: int) -> None:
-    """Each bar's peak as a number, and the places of its ideal and peak marks on the scale, from the recipe."""
-    found = BAR.findall(text)
-    assert found
-    scales = re.search(r"(?:of|right edge =) ([\d.]+) [MG]iB", text)
-    assert scales is not None
-    for rank, bar, *numbers in found:
-        peak = recipe.peak(int(rank)) / unit
-        assert f"{peak:.1f}" in numbers[:2], (rank, numbers)
-        cell = float(scales[1]) / len(bar)
-        assert bar.index("▏") * cell == pytest.approx(peak, abs=1.01 * cell), rank
-        assert bar.index("┃") * cell == pytest.approx(recipe.states() / unit, abs=1.01 * cell), rank
-
-
 @pytest.mark.parametrize("ranks", RECIPES)
 @pytest.mark.parametrize("size", [(120, 40), (80, 24), (60, 20)])
 async def test_what_the_screen_shows(ranks: int, size: tuple[int, int]) -> None:
@@ -56,13 +38,8 @@ async def test_what_the_screen_shows(ranks: int, size: tuple[int, int]) -> None:
     recipe = RECIPES[ranks]
     async with opened(recipe, size=size) as (app, _, _):
         text = app.text()
-    unit = MIB * 1024 if recipe.capacity else MIB
-    worst = max(range(ranks), key=recipe.peak)
-    assert f"{recipe.peak(worst) / unit:.1f}" in text
-    assert f"step {recipe.steps}/1,000" in text
-    check_bars(recipe, text, unit)
-    assert f"loss {recipe.loss / (1 + recipe.steps / 50):.3f}" in text
-    assert "data 0.2 s old" in text or "0.2 s old" in text
+    check_header(recipe, text, since=("data 0.2 s old", "0.2 s old"))
+    check_run(Truth(recipe), text, size[0])
     check_golden(f"run-{ranks}-{size[0]}x{size[1]}", text)
 
 

@@ -49,6 +49,7 @@ FIGURES: dict[str, tuple[float, float | None]] = {
     "cache": (12 * GIB, None),
     "non_torch": (4 * GIB, None),
     "others": (6 * GIB, 0),
+    "not_recorded": (25, 12),
     "communication_matches_theory": (3 * WEIGHTS, 3 * WEIGHTS),
     "less_communication": (3 * WEIGHTS * 31 / 32, 3 * WEIGHTS),
     "extra_communication": (4 * WEIGHTS, 3 * WEIGHTS),
@@ -115,7 +116,9 @@ def test_card(kind: str) -> None:
     for strip in (wide, narrow):
         assert verdict.what.startswith(strip[3:].removesuffix("…").rstrip())
         assert not re.search(r"(?<!step )(?<!rank )\b[\d.]+ …$", strip), "a number without its unit"
-    found = re.search(r"measured (.+?)(?:  (?:expected|limit|usual) (.+?))?(?:  [+−]?[\d.]+ %)?$", numbers_of(card))
+    found = re.search(
+        r"measured (.+?)(?:  (?:expected|limit|usual|recorded) (.+?))?(?:  [+−]?[\d.]+ %)?$", numbers_of(card)
+    )
     if kind in FIGURES and found is not None:
         measured, expected = FIGURES[kind]
         assert reads(figure(found[1]), measured)

@@ -14,6 +14,7 @@ from fsdp_tui.telemetry.messages import (
     Beat,
     Comm,
     Ended,
+    Event,
     Gauge,
     Hello,
     Launched,
@@ -305,6 +306,17 @@ def made() -> dict[str, RunView]:
         ),
         "lost": seen(
             even, None, Ended(state="lost", ended_ns=even.now_ns, exit_codes={}, reason="its launcher was killed")
+        ),
+        "not_recorded": seen(
+            even,
+            None,
+            Event(
+                at_ns=even.now_ns,
+                kind="recording_stopped",
+                severity="warn",
+                text="not recorded since step 12: cannot write /data/run.db: the disk is full; the live view goes on",
+                step=12,
+            ),
         ),
         "communication_matches_theory": seen(even),
         "less_communication": seen(even, {Comm: lambda told: calls(told.rank, told.step, fewer, 2 * MS, 40_000)}),

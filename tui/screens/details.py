@@ -37,13 +37,13 @@ def write_call(call: Call, run: RunView, width: int, rank: int | None = None) ->
             rows.append(crop([], width))
     table = [
         TableColumn("per step and rank", [name for name, _ in parts], left=True),
-        TableColumn("calls", [f"{stats.per_step:g}" for _, stats in parts]),
-        TableColumn("bytes", [fmt.count(stats.bytes) for _, stats in parts]),
-        TableColumn("median of a call", [fmt.duration(stats.median_ns) for _, stats in parts], need=1),
-        TableColumn("exposed", [fmt.duration(stats.exposed_ns) for _, stats in parts], need=2),
-        TableColumn("overlapped", [fmt.duration(stats.overlapped_ns) for _, stats in parts], need=3),
-        TableColumn("S/t", [fmt.bandwidth(stats.algbw_bytes_per_s) for _, stats in parts], need=5),
-        TableColumn("bus", [fmt.bandwidth(stats.busbw_bytes_per_s) for _, stats in parts], need=4),
+        TableColumn("calls", [f"{stats.per_step:g}" for _, stats in parts], need=2),
+        TableColumn("bytes", [fmt.count(stats.bytes) for _, stats in parts], need=3),
+        TableColumn("median of a call", [fmt.duration(stats.median_ns) for _, stats in parts]),
+        TableColumn("exposed", [fmt.duration(stats.exposed_ns) for _, stats in parts], need=1),
+        TableColumn("overlapped", [fmt.duration(stats.overlapped_ns) for _, stats in parts], need=4),
+        TableColumn("S/t", [fmt.bandwidth(stats.algbw_bytes_per_s) for _, stats in parts], need=6),
+        TableColumn("bus", [fmt.bandwidth(stats.busbw_bytes_per_s) for _, stats in parts], need=5),
     ]
     rows += draw_table(table, width, 4)
     backend = next((rank.hello.backend for rank in run.ranks if rank.hello), "")

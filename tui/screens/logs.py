@@ -200,8 +200,11 @@ class LogsScreen(View):
         ]
         if view.pattern is not None:
             hits = sum(1 for line in lines if view.pattern.search(line))
-            notes.insert(0, [(f"/{view.pattern.pattern} {hits:,} lines", Ink("ok") if hits else Ink("warn"))])
-        self.query_one(Tabs).show_notes(notes)
+            notes.insert(
+                0 if view.follow else 1,
+                [(f"/{view.pattern.pattern} {hits:,} lines", Ink("ok") if hits else Ink("warn"))],
+            )
+        self.query_one(Tabs).show_notes(notes, urgent=not view.follow)
 
     @property
     def who(self) -> str:

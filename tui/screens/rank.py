@@ -191,11 +191,11 @@ def _memory(rank: RankView, width: int) -> list[Row]:
     inks = [Ink(GROUP_OF[name].role, bold=True) if name in GROUP_OF else LABEL for name in names]
     table = [
         TableColumn("", list(zip(letters, inks, strict=True)), left=True),
-        TableColumn("category", [(name, STRONG if name == "total" else LABEL) for name in names], left=True),
-        TableColumn("after the step, bytes", [fmt.count(value) for value in now]),
-        TableColumn(unit.name, [fmt.in_unit(value, unit) for value in now], need=2),
-        TableColumn("at the peak, bytes", [fmt.count(value) for value in peak]),
-        TableColumn(unit.name, [fmt.in_unit(value, unit) for value in peak], need=1),
+        TableColumn("bytes", [(name, STRONG if name == "total" else LABEL) for name in names], left=True, least=8),
+        TableColumn("after the step", [fmt.count(value) for value in now], need=1),
+        TableColumn(unit.name, [fmt.in_unit(value, unit) for value in now], need=3),
+        TableColumn("at the peak", [fmt.count(value) for value in peak]),
+        TableColumn(unit.name, [fmt.in_unit(value, unit) for value in peak], need=2),
     ]
     rows = draw_table(table, width, len(names) + 1)
     where = f"the peak was in {rank.peak_phase or 'an unknown phase'}" + (

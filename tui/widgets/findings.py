@@ -17,6 +17,7 @@ HERE = {"failed": "{run.logs}", "lost": "{run.logs}", "stalled": "{run.open} on 
 EXPECTED = {
     **dict.fromkeys(("exposed_communication", "input_bound", "straggler", "rank_silent"), "limit"),
     **dict.fromkeys(("stalled", "rank_outlier", "loss_spike"), "usual"),
+    "not_recorded": "recorded",
 }
 """Kind of verdict -> what its expected value is, where it is not what theory expects."""
 WRONG = ("bad", "warn")

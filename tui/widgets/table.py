@@ -17,7 +17,7 @@ from textual.message import Message
 
 from fsdp_tui.tui.format import GLUE, count, fit, glued
 from fsdp_tui.tui.theme import Ink
-from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop
+from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop, row_width
 
 GAP = 2
 Cell = str | tuple[str, Ink]
@@ -90,17 +90,24 @@ def draw_table(
         heading.append((" " * GAP, QUIET))
     if short:
         heading[-1] = (" …", QUIET)
-    rows = [crop(heading, width)] if height > 1 else []
+    rows = [_cut(heading, width)] if height > 1 else []
     space = height - len(rows)
     first = max(0, min(first, n - space if n > space > 1 else n - 1))
     hidden = n > space > 1
-    rows += [crop(_row(plan, index, index == cursor), width) for index in range(first, min(n, first + space - hidden))]
+    rows += [_cut(_row(plan, index, index == cursor), width) for index in range(first, min(n, first + space - hidden))]
     if hidden:
         below = n - first - (space - 1)
         words = [f"↑ {count(first)}"] if first else []
         words += [f"↓ {count(below)} more"] if below > 0 else []
         rows.append(crop([("  ".join(words), QUIET)], width))
     return rows
+
+
+def _cut(row: Row, width: int) -> Row:
+    """The row in `width` cells; one that needs more ends in "…"."""
+    while row and not row[-1][0].strip():
+        row = row[:-1]
+    return crop(row, width) if row_width(row) <= width else [*crop(row, width - 1), ("…", QUIET)]
 
 
 def _row(plan: Sequence[tuple[TableColumn, int]], index: int, chosen: bool) -> Row:

@@ -1,0 +1,482 @@
+"""The numbers of a picture, read off it and held against the run that it was taken of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from fsdp_tui.telemetry.messages import CATEGORIES
+
+from .captures import OPERATORS, changes, held_mib
+from .fixtures import MIB, STARTED_NS, Recipe
+from .reading import cells, pane, quantity, reads
+from .recordings import Recorded
+from .truth import GATHER, KINDS, PHASES, REDUCE, SCATTER, Truth
+
+BAR = re.compile(r"(\d+)[▸ ]([PGOUAc┃▏·»]{8,})  +([\d,]+\.\d)(?:  +([\d,]+\.\d))?(?:  +([\d,]+\.\d))?")
+"""Rank, bar, and its numbers."""
+HEAT = "·░▒▓█"
+
+
+def table(lines: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a table by its headings; the last lines may say how many more there are."""
+    head = [name.removesuffix(" …") for name in cells(lines[0])]
+    rows = []
+    for line in lines[1:]:
+        found = cells(line)
+        if found and not found[0].startswith(("↓", "↑")):
+            rows.append(dict(zip(head, found, strict=False)))
+    return rows
+
+
+def check_header(recipe: Recipe, text: str, *, since: Sequence[str] = ("ended 0 s ago", "0 s ago")) -> None:
+    """Name, strategy, devices, how far and how long, as far as there is room for them; and how old the picture is."""
+    first, width = text.splitlines()[0], max(map(len, text.splitlines()))
+    device = "CPU" if recipe.device == "cpu" else "H100 80GB HBM3"
+    seconds = round((recipe.now_ns - STARTED_NS) / 1e9)
+    whole = (
+        f"{recipe.name} · {recipe.strategy} · fp32 · {recipe.ranks:,} × {device} · step {recipe.steps}/1,000"
+        f" · 0:00:{seconds:02}"
+    )
+    told = re.fullmatch(rf" (?:✓ DONE|● LIVE)  (.+?) +({'|'.join(since)})", first)
+    assert told is not None, first
+    parts = told[1].split(" · ")
+    assert set(parts) <= set(whole.split(" · "))
+    assert {recipe.name, f"step {recipe.steps}/1,000"} <= set(parts)
+    assert told[1] == whole if width >= 120 else len(parts) >= 2
+
+
+def check_axis(lines: Sequence[str]) -> tuple[Callable[[float], float], list[tuple[int, str]]]:
+    """The numbers beside a chart are at their heights. Returns value -> row, and the chart's rows."""
+    rows = [(at, found) for at, line in enumerate(lines) if (found := re.match(r" *([\d.,]+)?([kMG]?)[┤│](.*)", line))]
+    told = [(at, quantity(f"{found[1]}{found[2]}")[0]) for at, found in rows if found[1]]
+    assert len(told) >= 2
+    (top, high), (bottom, low) = told[0], told[-1]
+    for at, value in told:
+        assert at == pytest.approx(top + (high - value) / (high - low) * (bottom - top), abs=0.75)
+    return lambda value: top + (high - value) / (high - low) * (bottom - top), [(at, found[3]) for at, found in rows]
+
+
+def check_curve(lines: Sequence[str], first: float, last: float) -> None:
+    """The line of a chart begins and ends at these values, and the steps below it are in their places."""
+    height, rows = check_axis(lines)
+    left, right = ([at for at, drawn in rows if drawn[side : side + 1 or None].strip()] for side in (0, -1))
+    assert min(abs(at - height(first)) for at in left) <= 1.3
+    assert min(abs(at - height(last)) for at in right) <= 1.3
+
+
+# Run
+
+
+def check_run(truth: Truth, text: str, width: int) -> None:
+    """Bars, findings, loss, throughput, step and, where there is room for them, collectives and events."""
+    recipe = truth.recipe
+    check_bars(truth, text)
+    check_findings(truth, text, width)
+    steps = [recipe.step(0, number) for number in range(1, recipe.steps + 1)]
+    check_curve(pane(text, "loss"), steps[0].loss or 0, truth.loss)
+    rates = [recipe.ranks * (step.tokens or 0) / step.step_ns * 1e9 for step in steps]
+    check_curve(pane(text, "tokens/s"), rates[0], rates[-1])
+    title = re.search(r"─ loss ([\d.]+)", text)
+    assert title is not None
+    assert reads(title[1], truth.loss)
+    rate = re.search(r"─ tokens/s ([\d.]+[kM]?)(?: · ([\d.]+[kM]?)[ ])?", text)
+    assert rate is not None
+    assert reads(rate[1], truth.tokens_per_s)
+    assert rate[2] is None or reads(rate[2], truth.tokens_per_s / recipe.ranks)
+    if step := re.search(r"one step · ([\d.]+ \w+) median · ([\d.]+ \w+) p95", text):
+        assert reads(step[1], float(np.median(truth.step_ns)))
+        assert reads(step[2], float(np.percentile(truth.step_ns, 95)))
+        check_phases(truth, pane(text, "one step"))
+    if width >= 120:
+        check_collectives(truth, text)
+        cost = re.search(r"watching costs ([\d.]+ us)/step \(([\d.]+ %)\)", text)
+        assert cost is None or (reads(cost[1], 400e3) and reads(cost[2], 400e3 / float(np.median(truth.step_ns))))
+
+
+def check_findings(truth: Truth, text: str, width: int) -> None:
+    """What verdicts say of this run, each with its number; and the key figures below them."""
+    recipe = truth.recipe
+    said = " ".join(line.strip() for line in pane(text, "verdict")) if width >= 120 else text
+    peaks = [recipe.peak(rank) for rank in range(recipe.ranks)]
+    usual, fullest = float(np.median(peaks)), int(np.argmax(peaks))
+    step_ns = float(np.median(truth.step_ns))
+    seen = 0
+    for found in re.finditer(r"rank (\d+) peaks ([\d.]+ \w+) above the usual rank \(×([\d.]+)\)", said):
+        seen += 1
+        assert int(found[1]) == fullest
+        assert reads(found[2], peaks[fullest] - usual)
+        assert reads(found[3], peaks[fullest] / usual)
+    for found in re.finditer(r"(\d+ %) of the peak is activations", said):
+        seen += 1
+        assert reads(found[1], recipe.activations(fullest) / peaks[fullest])
+    for found in re.finditer(r"the others wait for rank (\d+): ([\d.]+ ms) per step \((\d+ %)\)", said):
+        seen += 1
+        rank, ns = truth.straggler()
+        assert int(found[1]) == rank
+        assert reads(found[2], ns)
+        assert reads(found[3], ns / step_ns)
+    for found in re.finditer(r"(\d+ %) of the step is exposed", said):
+        seen += 1
+        assert reads(found[1], truth.mean(truth.exposed, truth.of()) / step_ns)
+    for found in re.finditer(r"each rank keeps 1/(\d+) of the model states", said):
+        seen += 1
+        assert int(found[1]) == recipe.ranks
+    assert seen
+    for line in pane(text, "verdict") if width >= 120 else ():
+        figures: dict[str, float] = {"model states": recipe.states(), "unsharded": recipe.gathered()}
+        figures |= {"activations": recipe.activations(fullest), "cache": recipe.step(0, 2).memory[10] or 0}
+        for name, value in figures.items():
+            if (told := re.match(rf"{name} +([\d.]+ \w+)  ", line)) is not None:
+                assert reads(told[1], value), name
+
+
+def check_bars(truth: Truth, text: str) -> None:
+    """Each bar's numbers, and the places of its marks on the scale; the line about the others, and a cell for each rank."""
+    recipe = truth.recipe
+    lines = pane(text, "memory per rank")
+    unit = MIB * 1024 if recipe.capacity else MIB
+    peaks = [recipe.peak(rank) for rank in range(recipe.ranks)]
+    found = BAR.findall("\n".join(lines))
+    scale = re.search(r"(?:of|right edge =) ([\d.,]+) [MG]iB", text)
+    assert found
+    assert scale is not None
+    for rank, bar, *numbers in found:
+        peak, states = peaks[int(rank)], recipe.states()
+        known = [number for number in numbers if number]
+        wanted = [peak] if len(known) == 1 else [states, peak, (recipe.capacity or 0) - peak - beside_torch(recipe)]
+        for number, value in zip(known, wanted, strict=False):
+            assert quantity(number)[0] == pytest.approx(value / unit, abs=0.051), (rank, numbers)
+        cell = float(scale[1].replace(",", "")) / len(bar)
+        assert bar.index("▏") * cell == pytest.approx(peak / unit, abs=1.01 * cell), rank
+        assert bar.index("┃") * cell == pytest.approx(states / unit, abs=1.01 * cell), rank
+    if ideal := re.search(r"ideal 1/N = ([\d.]+)", text):
+        assert float(ideal[1]) == pytest.approx(recipe.states() / unit, abs=0.0051)
+    if spread := re.search(r"min ([\d.,]+)  median ([\d.,]+)  max ([\d.,]+) \(rank (\d+)\)", text):
+        of_peaks = (min(peaks), float(np.median(peaks)), max(peaks))
+        for number, wanted_bytes in zip(spread.groups(), of_peaks, strict=False):
+            assert quantity(number)[0] == pytest.approx(wanted_bytes / unit, abs=0.051)
+        assert int(spread[4]) == int(np.argmax(peaks))
+    if more := re.search(r"\+([\d,]+) more ranks  all ([\d,]+) by peak", text):
+        assert int(more[1].replace(",", "")) == recipe.ranks - len({rank for rank, *_ in found})
+        assert int(more[2].replace(",", "")) == recipe.ranks
+        if key := re.search(r"by peak  ([\d.,]+) ··░░▒▒▓█ ([\d.,]+) ", text):
+            assert quantity(key[1])[0] == pytest.approx(min(peaks) / unit, abs=0.051)
+            assert quantity(key[2])[0] >= max(peaks) / unit - 0.051
+        check_heat(lines, peaks)
+
+
+def beside_torch(recipe: Recipe) -> int:
+    """Bytes of a GPU that torch cannot have."""
+    memory = recipe.step(0, 2).memory
+    return sum(memory[CATEGORIES.index(name)] or 0 for name in ("non_torch", "others"))
+
+
+def check_heat(lines: Sequence[str], peaks: Sequence[int]) -> None:
+    """A cell for so many neighbours, each as dark as the highest of its ranks."""
+    strip = [found for line in lines if (found := re.fullmatch(rf" *(\d+) ([{HEAT}]+) *", line))]
+    shades = "".join(found[2] for found in strip)
+    per_cell = -(-len(peaks) // len(shades))
+    assert len(shades) == -(-len(peaks) // per_cell)
+    assert [int(found[1]) for found in strip] == [per_cell * at for at in row_starts([len(f[2]) for f in strip])]
+    highest = [max(peaks[at : at + per_cell]) for at in range(0, len(peaks), per_cell)]
+    order = np.array([HEAT.index(shade) for shade in shades])[np.argsort(highest, kind="stable")]
+    assert (np.diff(order) >= 0).all()
+
+
+def row_starts(lengths: Sequence[int]) -> list[int]:
+    return [sum(lengths[:at]) for at in range(len(lengths))]
+
+
+def check_phases(truth: Truth, lines: Sequence[str]) -> None:
+    """Times of the phases, and their parts of the bar."""
+    said = " ".join(line.strip() for line in lines[1:])
+    phases = truth.phases()
+    gather = sum(truth.exposed_in(phase, (GATHER,)) for phase in (0, 1))
+    reduce = sum(truth.exposed_in(phase, (SCATTER, REDUCE)) for phase in (0, 1))
+    wide = re.findall(r"(?:^|[ifbo·╱╲] )(input|forward|backward|optimizer|rest|exposed [a-z-]+) ([\d.]+ ms)", said)
+    short = re.findall(r"[ifbo·╱╲] (in|fwd|bwd|opt|rest|AG|RS) ([\d.]+)", said)
+    names = {"in": "input", "fwd": "forward", "bwd": "backward", "opt": "optimizer", "AG": "exposed all-gather"}
+    names |= {"RS": "exposed reduce"}
+    found = wide or [(names.get(name, name), f"{value} ms") for name, value in short]
+    wanted = phases | {"exposed all-gather": gather, "exposed reduce": reduce}
+    assert {name for name, _ in found} == wanted.keys()
+    for name, value in found:
+        assert reads(value, wanted[name]), (name, value, wanted[name])
+    bar, whole = lines[0].strip(), sum(wanted.values())
+    for sign, name in (("f", "forward"), ("b", "backward"), ("o", "optimizer"), ("╱", "exposed all-gather")):
+        assert bar.count(sign) == pytest.approx(wanted[name] / whole * len(bar), abs=2.01), name
+
+
+def check_collectives(truth: Truth, text: str) -> None:
+    """Row by row, and each kind's bytes in the title."""
+    lines = pane(text, "collectives per step")
+    title = next(line for line in text.splitlines() if "collectives per step and rank" in line)
+    for short, kind in (("AG", GATHER), ("RS", SCATTER)):
+        told = re.search(rf"{short} ([\d.]+ \w+)", title)
+        assert (told is not None) == bool(truth.of(kind=kind))
+        assert told is None or reads(told[1], truth.bytes(truth.of(kind=kind)))
+    unit = -1
+    units = [one.name for one in truth.recipe.structure(0).units]
+    for line in lines[1:]:
+        found = cells(line)
+        if not found or found[0].startswith("↓"):
+            continue
+        if found[0] in units:
+            unit = units.index(found.pop(0))
+        words, calls, nbytes, median, exposed, late = found
+        chosen = truth.of(unit, KINDS.index(words))
+        assert int(calls) == len(chosen)
+        assert reads(nbytes, truth.bytes(chosen))
+        assert reads(median, float(np.median(truth.duration[:, :, chosen])))
+        assert reads(exposed, truth.mean(truth.exposed, chosen))
+        rank, ns = truth.latest(chosen)
+        who, _, by = late.partition(" +")
+        assert reads(by, ns)
+        assert int(who) == rank or truth.rank(truth.late, int(who), chosen) == ns
+
+
+# A rank
+
+
+def check_rank(recipe: Recorded, rank: int, text: str) -> None:
+    """Each category to the byte, in the unit beside it where there is room, and what else is known of the rank."""
+    lines = pane(text, f"rank {rank}")
+    last = recipe.step(rank, recipe.steps)
+    steps = [recipe.step(rank, number) for number in range(2, recipe.steps + 1)]
+    unit = next((cell for line in lines for cell in cells(line) if cell in ("MiB", "GiB")), "")
+    seen = 0
+    names = (*CATEGORIES, "total")
+    for line in lines:
+        found = cells(line)
+        if found and len(found[0]) == 1:
+            found.pop(0)
+        if len(found) < 2 or found[0] not in names:
+            continue
+        seen += 1
+        wanted = [column[names.index(found[0])] for column in (last.memory, last.peak)]
+        exact, rounded = found[1::2] if len(found) == 5 else found[1:], found[2::2] if len(found) == 5 else []
+        for said, value in zip(exact, wanted, strict=True):
+            assert said == ("–" if value is None else f"{value:,}")
+        for said, value in zip(rounded, wanted, strict=False):
+            assert said == "–" if value is None else reads(f"{said} {unit}", value)
+    assert seen >= (1 if "what it was doing" in text else 5)
+    whole = " ".join(line.strip() for line in lines)
+    hello = recipe.hello(rank)
+    told = f"{hello.host} · pid {hello.pid} · {hello.device} · {hello.device_name} · {hello.backend} · torch 2.13.0"
+    assert whole.startswith(told)
+    step_ns = float(np.median([step.step_ns for step in steps]))
+    found_step = re.search(
+        r"step (\d+) · ([\d.]+ ms) per step · probes (400 us) per step · sent (\d+) · dropped 0", whole
+    )
+    assert found_step is not None
+    assert (int(found_step[1]), int(found_step[4])) == (recipe.steps, 2 * recipe.steps)
+    assert reads(found_step[2], step_ns)
+    if "highest total" in whole:
+        assert f"the peak was in backward, unit blocks.{recipe.blocks - 1};" in whole
+        assert f"highest total so far {last.peak[-1]:,} bytes" in whole
+    if phases := re.search(
+        r"median step: input ([\d.]+ ms)  forward ([\d.]+ ms)  backward ([\d.]+ ms)  optimizer ([\d.]+ ms)  rest ([\d.]+ ms)",
+        whole,
+    ):
+        for at, text_of in enumerate(phases.groups()):
+            assert reads(text_of, float(np.median([step.phases_ns[at] or 0 for step in steps])))
+    gauge = recipe.gauge(rank)
+    for line in lines:
+        name, *values = cells(line) or [""]
+        if name in gauge.values:
+            reading = gauge.values[name] or 0
+            assert values[0] == f"{reading:,}"
+            assert reads(*READINGS[name.rpartition("_")[2]](values[1], float(reading)))
+    if "other processes" in whole:
+        assert "31337 (2.00 GiB)" in whole
+    if "last capture" in whole:
+        check_why(0, whole)
+    if "what it was doing" in whole:
+        assert "what it was doing at 0:00:02, innermost call first" in whole
+        assert all(f":{frame.line}" in whole for frame in recipe.stack(rank).threads[0].frames)
+
+
+READINGS: dict[str, Callable[[str, float], tuple[str, float]]] = {
+    "bytes": lambda said, value: (said, value),
+    "mw": lambda said, value: (said.removesuffix(" W"), value / 1000),
+    "c": lambda said, value: (said.removesuffix(" °C"), value),
+    "percent": lambda said, value: (said, value / 100),
+}
+"""End of a reading's name -> how it is said."""
+
+
+# A captured step
+
+
+def check_step(recipe: Recorded, text: str) -> None:
+    """Which capture it is, and every figure at its peak; rank n of the captured ones has n MiB more."""
+    rank, extra = recipe.captured[-1], len(recipe.captured) - 1
+    some = f" ({len(recipe.captured)} captured)" if len(recipe.captured) < recipe.ranks else ""
+    assert f"memory inside step 3 · rank {rank} of {recipe.ranks}{some}"[:40] in text
+    held = held_mib(103) | {"unexplained": extra}
+    total = sum(held.values())
+    groups = {
+        "P": held["param_shard"],
+        "O": held["optimizer"],
+        "G": held["grad_shard"] + held["grad_unsharded"],
+        "U": held["param_unsharded"] + held["comm_buffer"],
+        "A": held["activation"] + held["temp"],
+        "c": extra,
+    }
+    legend = next(line for line in text.splitlines() if f"= {total:.1f} MiB" in line)
+    told = dict(re.findall(r"([POGUAc])[a-z .+]* (\d+\.\d)", legend))
+    assert {key: float(value) for key, value in told.items()} == groups
+    axis = [line.rstrip() for line in pane(text, "memory inside")]
+    top = next(at for at, line in enumerate(axis) if re.match(r" *│", line))
+    bottom = next(at for at, line in enumerate(axis) if re.match(r" *0┤", line))
+    check_axis(axis[top : bottom + 1])
+    times = next(line for line in axis[bottom:] if " ms" in line)
+    ticks = [(found.start(), int(found[1])) for found in re.finditer(r"(\d+)(?: ms)?", times)]
+    (left, first), (right, last) = ticks[0], ticks[-1]
+    assert (first, last) == (0, 200)
+    for x, ms in ticks:
+        assert x == pytest.approx(left + (right - left) * ms / 200, abs=6 if ms == 103 else 3)
+    check_why(extra, " ".join(line.strip() for line in pane(text, "why the peak is here")))
+    if peak := re.search(r"▼ peak ([\d.]+ MiB)", text):
+        assert reads(peak[1], total * MIB)
+    assert "103 ms · backward of blocks.3" in text
+    for name, begin_ms, end_ms in (("forward", 10, 83), ("backward", 99, 181)):
+        if lane := re.search(rf"{name} ([\d.]+ ms)", " ".join(axis)):
+            assert reads(lane[1], (end_ms - begin_ms) * 1e6)
+    for words, count in (("changes of memory", len(changes())), ("operators", len(OPERATORS))):
+        if told_count := re.search(rf"(\d+) {words}", text):
+            assert int(told_count[1]) == count
+    if "─ at the cursor " in text:
+        rows = [cells(line) for line in pane(text, "at the cursor")]
+        figures = {row[-3]: row[-2:] for row in rows if len(row) >= 3 and re.fullmatch(r"[\d.]+", row[-1])}
+        assert figures["total"] == [f"{total:.2f}"] * 2
+        for name, row in figures.items():
+            if name != "total":
+                assert row == [f"{held[name]:.2f}"] * 2, name
+
+
+def check_why(extra: int, said: str) -> None:
+    """Units, activations and gradients at the peak, and the largest parts of it."""
+    held = held_mib(103)
+    assert (
+        f"backward of blocks.3: one unit unsharded (blocks.3: {held['param_unsharded']:.2f} MiB), all activations still alive"
+        f" ({held['activation']:.2f} MiB), first full gradient (blocks.3: {held['temp']:.2f} MiB)"
+    ) in said
+    for name, value in re.findall(r" (optimizer|param_shard) +– +([\d.]+) ", said):
+        assert value == f"{held[name]:.2f}"
+    for name, value in re.findall(
+        r"(param_shard|param_unsharded|optimizer|activation|temp|unexplained) ([\d.]+)  ", said
+    ):
+        assert value == f"{(held | {'unexplained': extra})[name]:.1f}"
+    if total := re.search(r"  total ([\d.]+) MiB", said):
+        assert float(total[1]) == sum(held.values()) + extra
+
+
+# Collectives
+
+
+def check_calls(truth: Truth, rank: int, text: str) -> None:
+    """A row per unit: sums over a step's calls."""
+    names = [one.name for one in truth.recipe.structure(0).units]
+    assert f"─ rank {rank} · node{rank // 8} · per step · median of {len(truth.steps)} steps ─" in text
+    rows = table(pane(text, f"rank {rank} · "))
+    assert rows
+    for row in rows:
+        calls = truth.of(names.index(row["unit"]) if row["unit"] in names else -1)
+        assert int(row["calls"]) == len(calls)
+        assert reads(row["bytes"], truth.bytes(calls))
+        for title, matrix in (("late", truth.late), ("exposed", truth.exposed), ("duration", truth.duration)):
+            assert title not in row or reads(row[title], truth.rank(matrix, rank, calls)), (row["unit"], title)
+        if "bus" in row:
+            assert reads(row["bus"], truth.bus(rank, calls))
+
+
+def check_unit(truth: Truth, rank: int, unit: int, text: str) -> None:
+    """A row per collective of a rank in a unit, and what they come to."""
+    name = truth.recipe.structure(0).units[unit].name
+    title = f"rank {rank} › {name} · node{rank // 8} · per step · median of {len(truth.steps)} steps"
+    lines = pane(text, title[:45])
+    rows = table(lines)
+    assert rows
+    for row in rows:
+        calls = truth.of(unit)
+        if row["collective"] != "median sum":
+            words, phase = row["collective"].split(" ")
+            calls = truth.of(unit, KINDS.index(words), ("fwd", "bwd").index(phase))
+        if "calls" in row:
+            assert int(row["calls"]) == len(calls)
+            assert reads(row["bytes"], truth.bytes(calls))
+        spent = truth.rank(truth.duration, rank, calls)
+        assert row["a call"] == "–" if row["collective"] == "median sum" else reads(row["a call"], spent)
+        assert reads(row["exposed"], truth.rank(truth.exposed, rank, calls))
+        assert reads(row["late"], truth.rank(truth.late, rank, calls))
+        if "bus" in row:
+            assert reads(row["bus"], truth.bus(rank, calls))
+        if "S/t" in row:
+            assert reads(row["S/t"], truth.bytes(calls) / spent * 1e9)
+            assert reads(row["overlapped"], spent - truth.rank(truth.exposed, rank, calls))
+
+
+def check_collective(truth: Truth, rank: int, unit: int, kind: int, text: str) -> None:
+    """Forward and backward apart over all ranks, then rank by rank, who comes latest first."""
+    lines = pane(text, f"{truth.recipe.structure(0).units[unit].name} · {KINDS[kind]}")
+    told = truth.recipe.structure(0).units[unit]
+    assert (
+        f"{told.params:,} parameters, {told.shard_bytes:,} bytes on the fullest rank, {told.unsharded_bytes:,} bytes when gathered"
+        in " ".join(line.strip() for line in lines)
+    )
+    at = next(at for at, line in enumerate(lines) if "per step and rank" in line)
+    for row in table(lines[at : at + 4]):
+        phase = None if row["per step and rank"] == "whole step" else PHASES.index(row["per step and rank"])
+        calls = truth.of(unit, kind, phase)
+        assert reads(row["median of a call"], float(np.median(truth.duration[:, :, calls])))
+        assert reads(row["exposed"], truth.mean(truth.exposed, calls))
+        if "calls" in row:
+            assert int(row["calls"]) == len(calls)
+        if "bytes" in row:
+            assert quantity(row["bytes"])[0] == truth.bytes(calls)
+        if "overlapped" in row:
+            assert reads(row["overlapped"], truth.mean(truth.duration, calls) - truth.mean(truth.exposed, calls))
+        if "bus" in row:
+            seconds = len(calls) * float(np.median(truth.duration[:, :, calls])) / 1e9
+            assert reads(row["bus"], truth.carried(calls) / seconds)
+    at = next(at for at, line in enumerate(lines) if "rank by rank" in line)
+    rows = table(lines[at + 1 :])
+    calls = truth.of(unit, kind)
+    assert rows[0]["rank"] == f"{rank} ◂"
+    before = np.inf
+    for row in rows:
+        who = int(row["rank"].split()[0])
+        late = truth.rank(truth.late, who, calls)
+        assert late <= before
+        before = late
+        for title, value in (
+            ("the others wait for it", late),
+            ("duration", truth.rank(truth.duration, who, calls)),
+            ("exposed", truth.rank(truth.exposed, who, calls)),
+        ):
+            assert reads(row[title], value), (who, title)
+
+
+# The past
+
+
+def check_past(recipe: Recorded, step: int, text: str) -> None:
+    """Which moment it is, and where it and the events are on the line of time."""
+    ended_ns = recipe.now_ns
+    at_ns = STARTED_NS + step * 200_000_000
+    first, *_, line, _ = text.splitlines()
+    seconds = round((ended_ns - at_ns) / 1e9)
+    assert f"▮▮ step {step} of {recipe.steps} · 0:00:{seconds:02} before the end" in first
+    found = re.match(r" ▮▮ 1× ([━─█┴!▲✓]+) ", line)
+    assert found is not None
+    cells_of = found[1]
+    span = ended_ns - STARTED_NS
+    assert cells_of.index("█") == pytest.approx((at_ns - STARTED_NS) / span * len(cells_of), abs=1)
+    for number, (severity, _) in recipe.at_steps.items():
+        place = (number * 200_000_000 - 100_000_000) / span * len(cells_of)
+        assert cells_of.index({"note": "┴", "warn": "!"}[severity]) == pytest.approx(place, abs=1)
