@@ -8,10 +8,12 @@ median. It has no clock and does no I/O.
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median, median_low
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -365,20 +367,19 @@ class RunState(msgspec.Struct, dict=True):
         structures = [state.structure for state in self.ranks.values() if state.structure]
         lead = structures[0] if structures else None
         names = [unit.name for unit in lead.units] if lead else []
+        most = self._largest(structures)
         units = tuple(
             UnitView(
                 name=unit.name,
                 params=unit.params,
-                shard_bytes=max(
-                    (s.units[at].shard_bytes for s in structures if at < len(s.units)), default=unit.shard_bytes
-                ),
+                shard_bytes=most[at].shard_bytes or 0,
                 unsharded_bytes=unit.unsharded_bytes,
                 all_gather=stats.collective(at, 0),
                 reduce_scatter=stats.collective(at, 1),
                 all_reduce=stats.collective(at, 2),
-                padding_bytes=_most(structures, at, "padding_bytes"),
+                padding_bytes=most[at].padding_bytes,
                 frozen_params=unit.frozen_params,
-                frozen_grad_bytes=_most(structures, at, "frozen_grad_bytes"),
+                frozen_grad_bytes=most[at].frozen_grad_bytes,
             )
             for at, unit in enumerate(lead.units if lead else ())
         )
@@ -448,6 +449,13 @@ class RunState(msgspec.Struct, dict=True):
         """As `_medians`, of the windows of steps."""
         kept: StepMedians = self.__dict__.setdefault("kept_steps", StepMedians())
         return kept.follow({rank: state.window for rank, state in self.ranks.items()}, step_window(self.world_size))
+
+    def _largest(self, structures: list[Structure]) -> list[_Largest]:
+        """As `_medians`: worked out anew when a rank has said another structure."""
+        kept: tuple[list[Structure], list[_Largest]] | None = self.__dict__.get("kept_largest")
+        if kept is None or len(kept[0]) != len(structures) or any(map(operator.is_not, kept[0], structures)):
+            kept = self.__dict__["kept_largest"] = (structures, _largest(structures))
+        return kept[1]
 
     def _grid(self, names: Sequence[str]) -> CommGrid:
         """Of the window as it is now, kept as long as it is that."""
@@ -584,10 +592,26 @@ def _mean_by_name(figures: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([one[name] for one in figures if name in one])) for name in names}
 
 
-def _most(structures: Sequence[Structure], at: int, name: str) -> int | None:
-    """The largest figure that any rank has of a unit."""
-    said: list[int | None] = [getattr(s.units[at], name) for s in structures if at < len(s.units)]
-    return max((value for value in said if value is not None), default=None)
+class _Largest(NamedTuple):
+    """Of a unit, over all ranks."""
+
+    shard_bytes: int | None
+    padding_bytes: int | None
+    frozen_grad_bytes: int | None
+
+
+def _largest(structures: Sequence[Structure]) -> list[_Largest]:
+    """Of each of the first rank's units."""
+    found = []
+    for at in range(len(structures[0].units) if structures else 0):
+        units = [structure.units[at] for structure in structures if at < len(structure.units)]
+        said = [(unit.shard_bytes, unit.padding_bytes, unit.frozen_grad_bytes) for unit in units]
+        found.append(_Largest(*map(_most, zip(*said, strict=True))))
+    return found
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def check_columns(capture: Capture) -> None:

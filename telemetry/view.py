@@ -33,13 +33,14 @@ Column = tuple[int | None, ...]
 
 BUCKETS = "buckets"
 """Stands for DDP's gradient buckets where a unit's name is told: their times are known only together."""
+_PLACES = {name: at for at, name in enumerate(CATEGORIES)}
 STATE_CATEGORIES = ("param_shard", "grad_shard", "optimizer")
 """The model states that sharding divides."""
 
 
 def category(column: Column, name: str) -> int | None:
     """Bytes of one category; None when it, or the whole column, is not known."""
-    return column[CATEGORIES.index(name)] if column else None
+    return column[_PLACES[name]] if column else None
 
 
 def total(column: Column) -> int | None:
