@@ -286,13 +286,14 @@ class RunState(msgspec.Struct, dict=True):
             rank.looks, rank.looks_every = rank.looks[::2], 2 * rank.looks_every
 
     def _index(self, step: int) -> int:
-        """Where the step is in the series; makes its place when it is new."""
+        """Where the step is in the series, which change there; makes its place when it is new."""
         if not self.steps or step > self.steps[-1]:
             at = len(self.steps)
         else:
             at = bisect_left(self.steps, step)
-            if self.steps[at] == step:
-                return at
+        self.__dict__["changed_from"] = min(at, self.__dict__.get("changed_from", at))
+        if at < len(self.steps) and self.steps[at] == step:
+            return at
         self.steps.insert(at, step)
         self.loss_sum.insert(at, 0.0)
         self.samples += [0] * (len(self.loss_count) - len(self.samples))  # a snapshot from before they were counted
@@ -521,10 +522,23 @@ class RunState(msgspec.Struct, dict=True):
         return replace(rank, fuller_since=since)
 
     def _series(self) -> Series:
-        count = np.asarray(self.loss_count, dtype=np.float64)
-        step_ns = np.asarray(self.step_ns, dtype=np.float64)
+        """Of all steps; only those that have changed since the picture before are worked out."""
+        kept: tuple[int, Series] | None = self.__dict__.get("kept_series")
+        changed = self.__dict__.pop("changed_from", None)
+        if kept is None or kept[0] != self.world_size:
+            series = self._series_from(0)
+        elif changed is None:
+            return kept[1]
+        else:
+            series = kept[1].up_to(changed, self._series_from(changed))
+        self.__dict__["kept_series"] = (self.world_size, series)
+        return series
+
+    def _series_from(self, at: int) -> Series:
+        count = np.asarray(self.loss_count[at:], dtype=np.float64)
+        step_ns = np.asarray(self.step_ns[at:], dtype=np.float64)
         # A step that some ranks have not reported would show less than was trained.
-        whole = (np.asarray(self.reported) >= self.world_size) & (step_ns > 0)
+        whole = (np.asarray(self.reported[at:], dtype=np.int64) >= self.world_size) & (step_ns > 0)
 
         def rate(counts: list[int]) -> NDArray[np.float64]:
             counted = np.zeros(len(step_ns))
@@ -534,14 +548,14 @@ class RunState(msgspec.Struct, dict=True):
             return per_s
 
         with np.errstate(divide="ignore", invalid="ignore"):
-            loss = np.where(count > 0, np.asarray(self.loss_sum, dtype=np.float64) / count, np.nan)
+            loss = np.where(count > 0, np.asarray(self.loss_sum[at:], dtype=np.float64) / count, np.nan)
         return Series(
-            steps=np.asarray(self.steps, dtype=np.int64),
+            steps=np.asarray(self.steps[at:], dtype=np.int64),
             loss=loss,
             loss_known=count > 0,
             step_ns=step_ns,
-            tokens_per_s=rate(self.tokens),
-            samples_per_s=rate(self.samples),
+            tokens_per_s=rate(self.tokens[at:]),
+            samples_per_s=rate(self.samples[at:]),
         )
 
 

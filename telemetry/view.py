@@ -6,7 +6,7 @@ Live, recorded and paused runs give the same picture. `None` means not known, ev
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median_low
 from typing import NamedTuple
 
@@ -253,6 +253,13 @@ class Series:
     """Over all ranks."""
     samples_per_s: Floats
     """As `tokens_per_s`."""
+
+    def up_to(self, end: int, later: Series) -> Series:
+        """The first `end` steps of this one, then another one."""
+        joined = {
+            one.name: np.concatenate([getattr(self, one.name)[:end], getattr(later, one.name)]) for one in fields(self)
+        }
+        return Series(**joined)
 
 
 class Throughput(NamedTuple):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import random
 
 import msgspec
+import numpy as np
 import pytest
 
 from fsdp_tui.telemetry.bandwidth import bus_factor
@@ -364,3 +367,22 @@ def test_an_older_gauge_is_read() -> None:
     """The recording of an earlier version has no throttle reasons."""
     old = msgspec.msgpack.encode(["g", 0, 1, {"rss_bytes": 5}, {}])
     assert decode(old) == Gauge(0, 1, {"rss_bytes": 5})
+
+
+def test_series_that_grow_are_those_that_are_made_at_once() -> None:
+    """Whether steps come in their order, late, again, or from ranks that are only now known of."""
+    chance, state = random.Random(1), RunState()
+    state.apply(hello(0, 3))
+    for number in range(1, 200):
+        for rank in range(3 if number > 50 else 2):
+            late = number - chance.choice((0, 0, 0, 1, 7, 40))
+            state.apply(
+                step(rank, max(1, late), loss=chance.choice((None, chance.random())), step_ns=chance.randrange(9))
+            )
+        if number == 100:
+            state.apply(hello(0, 2))
+        if chance.random() < 0.5:
+            grown, whole = state.view().series, RunState.load(state.dump()).view().series
+            for field in dataclasses.fields(whole):
+                np.testing.assert_array_equal(getattr(grown, field.name), getattr(whole, field.name))
+    assert state.view().series is state.view().series
