@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import queue
@@ -59,10 +60,13 @@ def _collect(size: int, answers: Any, ranks: list[Any], timeout_s: float) -> lis
 def _rank_main(rank: int, size: int, meeting: str, answers: Any, work: Work, args: tuple[Any, ...]) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     import torch
+    import torch._dynamo  # an optimizer's first step would import it
     import torch.distributed as dist
+    import torch.distributed.fsdp
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    gc.freeze()  # torch's own objects: each of many searches and collections would go through all of them
     try:
         answers.put((rank, True, work(*args)))
     except BaseException:  # noqa: BLE001  # it is the parent's to judge
