@@ -146,7 +146,7 @@ def test_healthy_runs_have_no_warning(label: str, told: dict[str, list[Seen]], r
     assert found["states_match_theory"].expected == (0.5 if shards else 1) * 4 * whole_bytes()
     if shards:
         assert found["two_ranks"].measured == close(2 * whole_bytes())
-        assert "4 ranks would keep 1.8 MiB each, 8 ranks 928." in found["two_ranks"].next
+        assert "4 ranks would keep 1.81 MiB each, 8 ranks 928 KiB" in found["two_ranks"].next
     if label == "healthy fsdp2:no_shard" or label == "healthy ddp":
         assert all(rank.structure and rank.structure.replicated_bytes == whole_bytes() for rank in runs[label].ranks)
 
@@ -302,7 +302,7 @@ def test_rank_zero_is_bigger(runs: dict[str, RunView]) -> None:
         verdict = verdicts(run)["rank_outlier"]
         assert verdict.severity == "warn"
         assert since in verdict.what
-        assert verdict.reason.startswith("1.8 MiB of it is unexplained")
+        assert verdict.reason.startswith("1.81 MiB of it is unexplained")
     assert "rank_outlier" not in verdicts(runs["average"])
 
 

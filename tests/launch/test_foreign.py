@@ -143,7 +143,7 @@ def _live(count: int = 1) -> list[RunEntry]:
         found = [run for run in list_runs() if run.live and run.paths.run_file.exists()]
         return found if len(found) == count else []
 
-    return until(live, "they are live")
+    return until(live, "they are live", 60)
 
 
 def _training(client: RunClient, ranks: int = 2) -> dict[int, int]:
