@@ -14,7 +14,7 @@ from .captures import OPERATORS, changes, held_mib
 from .fixtures import MIB, STARTED_NS, Recipe
 from .reading import cells, pane, quantity, reads
 from .recordings import Recorded
-from .truth import GATHER, KINDS, PHASES, REDUCE, SCATTER, Truth
+from .truth import GATHER, KINDS, PHASES, REDUCE, SCATTER, Floats, Truth
 
 BAR = re.compile(r"(\d+)[▸ ]([PGOUAc┃▏·»]{8,})  +([\d,]+\.\d)(?:  +([\d,]+\.\d))?(?:  +([\d,]+\.\d))?")
 """Rank, bar, and its numbers."""
@@ -380,10 +380,110 @@ def check_why(extra: int, said: str) -> None:
 
 
 def check_calls(truth: Truth, rank: int, text: str) -> None:
+    """All units of a rank."""
+    assert f"─ rank {rank} · node{rank // 8} · per step · median of {len(truth.steps)} steps ─" in text
+    check_units(truth, rank, table(pane(text, f"rank {rank} · ")))
+
+
+def check_unit(truth: Truth, rank: int, unit: int, text: str) -> None:
+    """A row per collective of a rank in a unit, and what they come to."""
+    name = truth.recipe.structure(0).units[unit].name
+    title = f"rank {rank} › {name} · node{rank // 8} · per step · median of {len(truth.steps)} steps"
+    check_unit_rows(truth, rank, unit, table(pane(text, title[:45])))
+
+
+def check_unit_rows(truth: Truth, rank: int, unit: int, rows: Sequence[dict[str, str]]) -> None:
+    assert rows
+    for row in rows:
+        calls = truth.of(unit)
+        if row["collective"] != "median sum":
+            words, phase = row["collective"].split(" ")
+            calls = truth.of(unit, KINDS.index(words), ("fwd", "bwd").index(phase))
+        if "calls" in row:
+            assert int(row["calls"]) == len(calls)
+        if "bytes" in row:
+            assert reads(row["bytes"], truth.bytes(calls))
+        spent = truth.rank(truth.duration, rank, calls)
+        assert row["a call"] == "–" if row["collective"] == "median sum" else reads(row["a call"], spent)
+        assert reads(row["exposed"], truth.rank(truth.exposed, rank, calls))
+        assert reads(row["late"], truth.rank(truth.late, rank, calls))
+        if "bus" in row:
+            assert reads(row["bus"], truth.bus(rank, calls))
+        if "S/t" in row:
+            assert reads(row["S/t"], truth.bytes(calls) / spent * 1e9)
+            assert reads(row["overlapped"], spent - truth.rank(truth.exposed, rank, calls))
+
+
+def check_comm(truth: Truth, text: str, width: int) -> None:
+    """The map of lateness, the cell under the cursor, the rank's units, and who waits for whom."""
+    recipe = truth.recipe
+    names = [one.name for one in recipe.structure(0).units]
+    places = [*range(len(names)), *([-1] if truth.of(-1) else [])]
+    late = np.array([np.median(truth.late[:, :, truth.of(place)].sum(axis=2), axis=0) for place in places]).T
+    sums = np.median(truth.late.sum(axis=2), axis=0)
+    check_map(pane(text, "lateness"), late, sums)
+    title = re.search(
+        r"╭─ rank (\d+) · (?:node(\d+) · )?(\S+) · late ([\d.]+ \w+)(?: \((?:median rank|the better one) ([\d.]+ \w+)\))?",
+        text,
+    )
+    assert title is not None
+    rank, unit = int(title[1]), names.index(title[3])
+    assert title[2] is None or int(title[2]) == rank // 8
+    assert reads(title[4], late[rank, unit])
+    middle = sorted(late[:, unit])[(recipe.ranks - 1) // 2]  # of an even number the better one
+    assert title[5] is None or reads(title[5], middle)
+    check_unit_rows(truth, rank, unit, table(pane(text, f"rank {rank} · ")))
+    if f"─ rank {rank} in all units " in text:
+        check_units(truth, rank, table(pane(text, f"rank {rank} in all units")))
+    check_waiting(truth, " ".join(line.strip() for line in pane(text, "who waits")) if width >= 120 else text)
+
+
+CELLS = re.compile(
+    r"(\d+)[ ▸](?=[\[\d.]*[·░▒▓█◆])((?:[·░▒▓█◆\[\]\d.]| (?! ))*[·░▒▓█◆\]\d])(?:  +[▏▎▍▌▋▊▉█]*)? *(\d+\.\d(?!\d))?"
+)
+"""First rank of a row of a map, its cells, and their sum."""
+
+
+def check_map(lines: Sequence[str], late: Floats, sums: Floats) -> None:
+    """Every cell's number or shade, and each row's sum."""
+    said = " ".join(lines)
+    folded = re.search(r"worst of (?:(\d+) × (\d+) per cell|(\d+) ranks(?: × (\d+) units)?)", said)
+    ranks, units = (int(folded[1] or folded[3]), int(folded[2] or folded[4] or 1)) if folded else (1, 1)
+    starts = range(0, late.shape[1], units)
+    shades: list[tuple[float, str]] = []
+    rows = 0
+    for line in lines[:-1]:  # the last one is the legend
+        for label, cells_of, sum_of in CELLS.findall(line):
+            rows += 1
+            of_row = late[int(label) : int(label) + ranks].max(axis=0)
+            values = [of_row[at : at + units].max() for at in starts]
+            if sum_of:
+                assert float(sum_of) == pytest.approx(sums[int(label) : int(label) + ranks].max() / 1e6, abs=0.051)
+            numbers = re.findall(r"\d+\.\d\d", cells_of)
+            if numbers:
+                assert [float(number) for number in numbers] == pytest.approx([v / 1e6 for v in values], abs=0.0051)
+                continue
+            wide = len(cells_of) // len(values)
+            assert len(cells_of) == wide * len(values)
+            for at, value in enumerate(values):
+                shade = set(cells_of[wide * at : wide * (at + 1)])
+                shades += [(value, one) for one in shade - {"◆"}]
+    assert rows == -(-len(late) // ranks)
+    if (most := next((line for line in lines if line.startswith("max ")), None)) and (
+        numbers := re.findall(r"\d+\.\d\d", most)
+    ):
+        assert [float(number) for number in numbers] == pytest.approx(list(late.max(axis=0) / 1e6), abs=0.0051)
+    limits = re.search(r"·· ([\d.]+) ░░ ([\d.]+) ▒▒ ([\d.]+) ▓▓ ([\d.]+) ██ (us|ms)", said)
+    if limits is not None:
+        steps = [quantity(f"{limits[at]} {limits[5]}")[0] for at in range(1, 5)]
+        assert all(HEAT[sum(value >= step for step in steps)] == shade for value, shade in shades)
+    order = [HEAT.index(shade) for _, shade in sorted(shades)]
+    assert order == sorted(order)
+
+
+def check_units(truth: Truth, rank: int, rows: Sequence[dict[str, str]]) -> None:
     """A row per unit: sums over a step's calls."""
     names = [one.name for one in truth.recipe.structure(0).units]
-    assert f"─ rank {rank} · node{rank // 8} · per step · median of {len(truth.steps)} steps ─" in text
-    rows = table(pane(text, f"rank {rank} · "))
     assert rows
     for row in rows:
         calls = truth.of(names.index(row["unit"]) if row["unit"] in names else -1)
@@ -395,30 +495,39 @@ def check_calls(truth: Truth, rank: int, text: str) -> None:
             assert reads(row["bus"], truth.bus(rank, calls))
 
 
-def check_unit(truth: Truth, rank: int, unit: int, text: str) -> None:
-    """A row per collective of a rank in a unit, and what they come to."""
-    name = truth.recipe.structure(0).units[unit].name
-    title = f"rank {rank} › {name} · node{rank // 8} · per step · median of {len(truth.steps)} steps"
-    lines = pane(text, title[:45])
-    rows = table(lines)
-    assert rows
-    for row in rows:
-        calls = truth.of(unit)
-        if row["collective"] != "median sum":
-            words, phase = row["collective"].split(" ")
-            calls = truth.of(unit, KINDS.index(words), ("fwd", "bwd").index(phase))
-        if "calls" in row:
-            assert int(row["calls"]) == len(calls)
-            assert reads(row["bytes"], truth.bytes(calls))
-        spent = truth.rank(truth.duration, rank, calls)
-        assert row["a call"] == "–" if row["collective"] == "median sum" else reads(row["a call"], spent)
-        assert reads(row["exposed"], truth.rank(truth.exposed, rank, calls))
-        assert reads(row["late"], truth.rank(truth.late, rank, calls))
-        if "bus" in row:
-            assert reads(row["bus"], truth.bus(rank, calls))
-        if "S/t" in row:
-            assert reads(row["S/t"], truth.bytes(calls) / spent * 1e9)
-            assert reads(row["overlapped"], spent - truth.rank(truth.exposed, rank, calls))
+def check_waiting(truth: Truth, said: str) -> None:
+    """Who is waited for, where compute waits, and what that comes to."""
+    step_ns, everything = float(np.median(truth.step_ns)), truth.of()
+    rank, ns = truth.straggler()
+    found = re.search(
+        r"(?:rank (\d+) is waited for most|the others wait for rank (\d+)): ([\d.]+ ms) per step \(([\d.]+ %)\)", said
+    )
+    assert found is not None
+    assert int(found[1] or found[2]) == rank
+    assert reads(found[3], ns)
+    assert reads(found[4], ns / step_ns)
+    exposed, spent = truth.mean(truth.exposed, everything), truth.mean(truth.duration, everything)
+    if found := re.search(r"exposed ([\d.]+ \w+) \(([\d.]+ %) of the step\)", said):
+        assert reads(found[1], exposed)
+        assert reads(found[2], exposed / step_ns)
+    if found := re.search(r"overlapped ([\d.]+ \w+) \(([\d.]+ %) of the calls\)", said):
+        assert reads(found[1], spent - exposed)
+        assert reads(found[2], 1 - exposed / spent)
+    names = [one.name for one in truth.recipe.structure(0).units]
+    kinds = {kind for _, kind, _ in truth.calls}
+    waited = [sum(truth.mean(truth.exposed, truth.of(at, kind)) for kind in kinds) for at in range(len(names))]
+    if found := re.search(
+        r"compute waits longest at (\S+): ([\d.]+ \w+) per step on the mean rank \(([\d.]+ %)\)", said
+    ):
+        assert reads(found[2], max(waited))
+        assert reads(found[3], max(waited) / step_ns)
+        assert waited[names.index(found[1])] == pytest.approx(max(waited), rel=1e-3)
+    for words, speed in re.findall(r"(all-gather|reduce-scatter) ([\d.]+ \wiB/s) bus", said):
+        each = []
+        for at in range(len(names)):
+            calls = truth.of(at, KINDS.index(words))
+            each.append(truth.carried(calls) / len(calls) / float(np.median(truth.duration[:, :, calls])) * 1e9)
+        assert reads(speed, float(np.median(each)))
 
 
 def check_collective(truth: Truth, rank: int, unit: int, kind: int, text: str) -> None:

@@ -137,6 +137,7 @@ class CommScreen(Banded):
             self._keep_unit,
             self.zoomed,
             self.focused,
+            self.query_one("#cell").size,  # it has room for the sum of the calls or not
         )
         if run is self._drawn_run and key == self._drawn:
             return
