@@ -112,10 +112,8 @@ def test_a_rank_that_hangs(launch: Launch, capfd: pytest.CaptureFixture[str], mo
             silent = _await(client, "rank_silent")
             assert silent.what.startswith("rank 1 does not answer")
             assert str(pids[1]) in silent.next
-            told = until(
-                lambda: client.poll(100) is not None and _events(client, "rank_silent"), "the hub says so too", 10
-            )
-            (words,) = told
+            until(lambda: client.poll(100) is not None and _events(client, "rank_silent"), "the hub says so too", 10)
+            (words,) = _events(client, "rank_silent")
             assert re.fullmatch(r"rank 1 has not answered for \d\d s", words)
         finally:
             os.kill(pids[1], signal.SIGCONT)
