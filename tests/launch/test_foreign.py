@@ -585,7 +585,11 @@ def test_the_first_bad_end_is_to_blame() -> None:
 
 def test_an_interrupted_rank_is_no_failure_and_neither_is_what_follows() -> None:
     """The others lose their connections to it; one that had failed before is to blame all the same."""
-    ends = [End(0, 20, code=-2, error="KeyboardInterrupt"), End(1, 30, code=1, error="RuntimeError: closed"), End(2, 40)]
+    ends = [
+        End(0, 20, code=-2, error="KeyboardInterrupt"),
+        End(1, 30, code=1, error="RuntimeError: closed"),
+        End(2, 40),
+    ]
     ended = verdict(ends, None)
     assert (ended.state, ended.failed_rank, ended.exit_codes) == ("stopped", None, {"0": -2, "1": 1})
     assert ended.reason == "interrupted, as by Ctrl-C: rank 0 ended with KeyboardInterrupt first"
