@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdp_tui.telemetry import client
 from tests.unit.telemetry.hub_for_tests import HubProcess, new_run
 
 
@@ -15,6 +16,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a runtime directory of the test's own."""
     monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FSDP_TUI_RUNTIME_DIR", str(tmp_path / "rt"))
+    for patience in ("ATTACH_S", "REPLY_S"):  # a busy machine may need more than people have
+        monkeypatch.setattr(client, patience, 60)
     return tmp_path
 
 

@@ -24,7 +24,7 @@ from tests.unit.telemetry.messages_for_tests import hello
 T = TypeVar("T")
 
 
-def until(met: Callable[[], T], what: str, timeout_s: float = 15.0) -> T:
+def until(met: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
     """Waits for a condition and returns its (true) value."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := met()):
@@ -107,11 +107,11 @@ class HubProcess:
         """Ends the run; returns what is missing from the recording."""
         self.say(Ended(state=state, ended_ns=time.time_ns(), exit_codes={"0": 0}))
         while True:
-            assert self.channel.poll(10_000), "the hub does not confirm the end"
+            assert self.channel.poll(60_000), "the hub does not confirm the end"
             frames = self.channel.recv_multipart()
             if frames[0] == wire.RECORDED:
                 assert self.process is not None
-                assert self.process.wait(5) == 0
+                assert self.process.wait(60) == 0
                 return frames[1].decode()
 
     def log(self) -> str:

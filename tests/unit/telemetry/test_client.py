@@ -73,7 +73,7 @@ class ScriptedHub:
 def scripted(places: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedHub]:
     monkeypatch.setattr(client_module, "ATTACH_S", 0.3)  # it attaches without a snapshot, which the test then gives
     monkeypatch.setattr(client_module, "ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(client_module, "QUIET_S", 0.2)
+    monkeypatch.setattr(client_module, "QUIET_S", 60)  # it has no heartbeat
     hub = ScriptedHub(new_run())
     yield hub
     hub.close()
@@ -161,13 +161,17 @@ def test_garbage_from_a_hub_is_counted(scripted: ScriptedHub) -> None:
             wire.Header.unpack(b"short")
 
 
-def test_a_silent_hub_is_shown_as_gone_and_is_found_again(scripted: ScriptedHub) -> None:
+def test_a_silent_hub_is_shown_as_gone_and_is_found_again(
+    scripted: ScriptedHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is known stays on the screen meanwhile."""
     with open_run(scripted.paths.id) as client:
         synced(scripted, client)
         scripted.publish(event("one"))
         until(lambda: client.poll(20) and texts(client.state) == ["one"], "the first")
+        monkeypatch.setattr(client_module, "QUIET_S", 0.2)
         until(lambda: (client.poll(20), client.hub_gone)[1], "it is missed")
+        monkeypatch.setattr(client_module, "QUIET_S", 60)
         assert client.live
         assert texts(client.state) == ["one"]
         scripted.publish(event("two"))
@@ -176,27 +180,28 @@ def test_a_silent_hub_is_shown_as_gone_and_is_found_again(scripted: ScriptedHub)
         assert texts(client.state) == ["one", "two"]
 
 
-def test_when_the_run_is_over_the_recording_takes_over(scripted: ScriptedHub) -> None:
+def test_when_the_run_is_over_the_recording_takes_over(scripted: ScriptedHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the hub's last word, or by nobody being left; the whole record is read either way."""
-    state, recorder = RunState(), Recorder(scripted.paths.recording)
     messages: list[Message] = [
         launched(),
         step(0, 1),
         step(0, 2),
         Ended(state="finished", ended_ns=9, exit_codes={"0": 0}),
     ]
-    for message in messages:
-        state.apply(message)
-        recorder.add(message, encode(message), 1)
-    recorder.close(state)
     with open_run(scripted.paths.id) as told, open_run(scripted.paths.id) as left:
         synced(scripted, told)
         synced(scripted, left)
+        state, recorder = RunState(), Recorder(scripted.paths.recording)
+        for message in messages:
+            state.apply(message)
+            recorder.add(message, encode(message), 1)
+        recorder.close(state)
         scripted.publish(messages[-1])
         until(lambda: (told.poll(20), not told.live)[1], "it is told")
         assert told.state.steps == [1, 2]
         scripted.close()
         scripted.lock = os.open("/dev/null", os.O_RDONLY)
+        monkeypatch.setattr(client_module, "QUIET_S", 0.2)
         until(lambda: (left.poll(20), not left.live)[1], "it sees that nobody is left")
         assert left.state.steps == [1, 2]
         assert told.poll(0) is False

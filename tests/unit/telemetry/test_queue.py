@@ -24,7 +24,7 @@ def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FSDP_TUI_RUNTIME_DIR", str(tmp_path / "live"))
 
 
-def until(condition: Callable[[], bool], patience_s: float = 30) -> None:
+def until(condition: Callable[[], bool], patience_s: float = 60) -> None:
     end = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < end, queue.read()
