@@ -106,4 +106,4 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:
-        raise FilterError(f"{text!r} is no pattern: {error}") from None
+        raise FilterError(f"{text!r} is no pattern: {error.msg}") from None

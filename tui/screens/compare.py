@@ -364,15 +364,16 @@ def write_theory(runs: Sequence[RunView], width: int) -> list[Row]:
     by_theory = theory_rows(runs)
     for at, (name, run) in enumerate(zip(names(runs), runs, strict=True)):
         said = theory(run)["communication"]
-        rows += [crop([], width), crop([(name, STRONG), (f"  {run.world_size:,} ranks", QUIET)], width)]
+        ranks = f"{run.world_size:,} rank{'s' if run.world_size != 1 else ''}"
+        rows += [crop([], width), crop([(name, STRONG), (f"  {ranks}", QUIET)], width)]
         for label, pairs in by_theory:
             expected, measured = pairs[at]
             severity = match(measured, expected)
             row: Row = [
                 (f"  {mark(severity)} ", Ink(severity, bold=True)),
                 (f"{label:<15}", LABEL),
-                (f"{fmt.size(measured):>11} measured", LABEL),
-                (f"{fmt.size(expected):>11} by theory", LABEL),
+                (f"{fmt.size(measured):>11} {'measured' if width >= THEORY_WORDS else 'of'}", LABEL),
+                (f"{fmt.size(expected):>11}{' by theory' if width >= THEORY_WORDS else ''}", LABEL),
                 (f"  {fmt.change(measured, expected) if expected else ''}", Ink(severity)),
             ]
             rows.append(crop(row, width))
@@ -385,6 +386,8 @@ def write_theory(runs: Sequence[RunView], width: int) -> list[Row]:
     return rows
 
 
+THEORY_WORDS = 70
+"""Cells from which on measured and theory's figures are called so."""
 THEORY = (
     "Model states: parameters, gradients and optimizer state, whole for single and DDP, cut into equal parts for FSDP (by groups"
     " for a hybrid). Communication per step and rank: each unit is all-gathered once per forward, once more per backward unless"

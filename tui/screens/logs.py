@@ -216,7 +216,7 @@ class LogsScreen(View):
         try:
             view.pattern = re.compile(text, re.IGNORECASE) if text else None
         except re.error as error:
-            return str(FilterError(f"no pattern: {error}"))
+            return str(FilterError(f"no pattern: {error.msg}"))
         if view.pattern is not None and not any(view.pattern.search(line) for line in view.lines):
             return "no line matches"
         view.redraw()

@@ -265,7 +265,13 @@ class AskSweep(ModalScreen[list[LaunchSpec] | None]):
                     [(text, LABEL if can else QUIET) for text, can in zip(ORDER, able, strict=True)],
                     left=True,
                 ),
-                TableColumn("", [(self._wrong[text], QUIET) for text in ORDER], left=True, need=1, least=12),
+                TableColumn(
+                    "",
+                    [(self._wrong[text].removeprefix(f"{text} "), QUIET) for text in ORDER],
+                    left=True,
+                    need=1,
+                    least=12,
+                ),
             ]
         )
         try:
