@@ -589,3 +589,92 @@ def check_past(recipe: Recorded, step: int, text: str) -> None:
     for number, (severity, _) in recipe.at_steps.items():
         place = (number * 200_000_000 - 100_000_000) / span * len(cells_of)
         assert cells_of.index({"note": "┴", "warn": "!"}[severity]) == pytest.approx(place, abs=1)
+
+
+# Comparison
+
+
+def check_compare(recipes: Sequence[Recipe], text: str) -> None:
+    """Bars, every row of numbers with its differences to the first run, and the step times."""
+    truths = [Truth(recipe) for recipe in recipes]
+    check_compared_bars(recipes, pane(text, "memory of the fullest rank"))
+    everything = [truth.of() for truth in truths]
+    rows: dict[str, list[float]] = {
+        "model states": [recipe.states() for recipe in recipes],
+        "peak": [max(map(recipe.peak, range(recipe.ranks))) for recipe in recipes],
+        "all-gather": [truth.bytes(truth.of(kind=GATHER)) for truth in truths],
+        "reduce-scatter": [truth.bytes(truth.of(kind=SCATTER)) for truth in truths],
+        "step time": [float(np.median(truth.step_ns)) for truth in truths],
+        "exposed": [truth.mean(truth.exposed, calls) for truth, calls in zip(truths, everything, strict=True)],
+        "tokens/s": [truth.tokens_per_s for truth in truths],
+        "last loss": [truth.loss for truth in truths],
+    }
+    seen = 0
+    if "─ numbers " in text:
+        for line in pane(text, "numbers"):
+            seen += check_compared(rows, line)
+        assert seen
+    for recipe, line in zip(recipes, pane(text, "memory of the fullest rank")[-len(recipes) - 2 :], strict=False):
+        assert "%" not in line or line.rstrip("│ ").endswith("  0.0 %"), recipe.name
+    for at, held, theory, off in re.findall(
+        r"(\d) \S.* against theory: model states (\S+ \w+) of (\S+ \w+) \((.*?)\)", text
+    ):
+        assert reads(held, recipes[int(at) - 1].states())
+        assert reads(theory, recipes[int(at) - 1].states())
+        assert off == "0.0 %"
+    for truth, line in zip(truths, pane(text, "step time") if "─ step time" in text else (), strict=False):
+        told = re.search(r"([\d.]+ ms) ± ([\d.]+ ms)$", line.strip())
+        assert told is not None
+        low, middle, high = np.percentile(truth.step_ns, (25, 50, 75))
+        assert reads(told[1], float(middle))
+        assert reads(told[2], float(high - low) / 2)
+
+
+def check_compared(rows: dict[str, list[float]], line: str) -> bool:
+    """One row; False for one that is no metric's."""
+    name = next((name for name in rows if line.startswith(name)), None)
+    if name is None:
+        if line.startswith("  vs theory"):  # model states, which are as theory says
+            assert re.findall(r"(\S) ([+−]?[\d.]+ %)", line) == [("✓", "0.0 %")] * len(rows["peak"])
+        return False
+    rest, unit = line[len(name) :], ""
+    if found := re.match(r" ([KMGT]?i?B|[num]?s|k)  ", rest):  # where there is little room the unit stands in the name
+        unit, rest = found[1], rest[found.end() :]
+    changes_of = re.findall(r"[+−]?[\d.]+ %|×[\d,]+", rest)
+    for change in changes_of:
+        rest = rest.replace(change, " ", 1)
+    told = re.findall(r"<?[\d.,]+(?: ?(?:[KMGT]i?B|B|[num]?s|[kM]))?", rest)
+    values = rows[name]
+    assert len(told) == len(values)
+    for said, value in zip(told, values, strict=True):
+        assert reads(f"{said} {unit}" if unit else said, value), (name, said, value)
+    best = min(values) if name not in ("tokens/s",) else max(values)
+    assert all(
+        value == best
+        for value, mark in zip(values, re.findall(r"\d(?: ?\w*)?(\*)?(?= |$)", rest), strict=False)
+        if mark
+    )
+    wanted = [value / values[0] - 1 for value in values[1:]] if values[0] else []
+    for said, change in zip(changes_of, wanted, strict=False):
+        if said.startswith("×"):
+            assert reads(said[1:], change + 1)
+        else:
+            assert reads(said.lstrip("+"), change), (name, said, change)
+    return True
+
+
+def check_compared_bars(recipes: Sequence[Recipe], lines: Sequence[str]) -> None:
+    """Peak, states and theory beside each bar, and their marks on one scale."""
+    scale = re.search(r"(?:of|right edge =) ([\d.,]+) ([MG])iB", " ".join(lines))
+    assert scale is not None
+    unit = MIB * (1024 if scale[2] == "G" else 1)
+    drawn = [found for line in lines if (found := re.search(r"[ ▸]([PGOUAc┃▏·]{8,})  (.*)", line))]
+    assert len(drawn) == len(recipes)
+    for recipe, found in zip(recipes, drawn, strict=True):
+        bar, peak = found[1], max(map(recipe.peak, range(recipe.ranks)))
+        numbers = re.findall(r"<?[\d,]+\.\d+(?= |$)", found[2])
+        for said, value in zip(numbers, (peak, recipe.states(), recipe.states()), strict=False):
+            assert reads(f"{said} {scale[2]}iB", value)
+        cell = float(scale[1].replace(",", "")) / len(bar)
+        assert bar.index("▏") * cell == pytest.approx(peak / unit, abs=1.01 * cell)
+        assert bar.index("┃") * cell == pytest.approx(recipe.states() / unit, abs=1.01 * cell)
