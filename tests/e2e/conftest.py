@@ -23,7 +23,7 @@ class Program:
     environment: Mapping[str, str]
     directory: Path
 
-    def __call__(self, *words: str, code: int | None = 0, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *words: str, code: int | None = 0, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
         """Any exit code is right if `code` is None."""
         done = subprocess.run(
             [*PROGRAM, *words],

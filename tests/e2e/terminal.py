@@ -65,7 +65,7 @@ class Terminal:
             stderr=child,
             start_new_session=True,
         )
-        os.close(child)
+        self._child = child
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +76,7 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         os.close(self._handle)
+        os.close(self._child)
 
     def _set_size(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self._handle, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -91,11 +92,25 @@ class Terminal:
             os.write(self._handle, KEYS.get(key, key).encode())
             self._settle()
 
-    def _settle(self, quiet_s: float = 0.2, patience_s: float = 2.0) -> None:
-        """Reads until nothing comes for a moment, which also tells a lone escape from the start of a sequence."""
+    def _settle(self, quiet_s: float = 0.2, patience_s: float = 10.0) -> None:
+        """Reads until nothing comes for a moment, which also tells a lone escape from the start of a sequence.
+
+        A program that waits for a processor says nothing either: it has settled when it has read what was typed and sleeps.
+        """
         end = time.monotonic() + patience_s
-        while time.monotonic() < end and self._read(quiet_s):
+        while time.monotonic() < end and (self._read(quiet_s) or self._is_busy()):
             pass
+
+    def _is_busy(self) -> bool:
+        (unread,) = struct.unpack("i", fcntl.ioctl(self._child, termios.FIONREAD, bytes(4)))
+        try:
+            states = [
+                task.read_text().rpartition(")")[2].split()[0]
+                for task in Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+            ]
+        except OSError:  # it ends, or a thread of it
+            return False
+        return unread > 0 or "R" in states
 
     @property
     def text(self) -> str:
@@ -119,7 +134,7 @@ class Terminal:
             seen = True
         return seen
 
-    def until(self, shown: str | Callable[[str], bool], patience_s: float = 30) -> str:
+    def until(self, shown: str | Callable[[str], bool], patience_s: float = 120) -> str:
         """Waits until the screen shows it; returns the screen."""
         end = time.monotonic() + patience_s
         met = shown if callable(shown) else lambda text: re.search(shown, text) is not None
@@ -129,7 +144,7 @@ class Terminal:
                 return self.text
             assert time.monotonic() < end, f"not within {patience_s} s: {shown}\n{self.text}"
 
-    def wait(self, patience_s: float = 20) -> int:
+    def wait(self, patience_s: float = 60) -> int:
         """The exit code, when the program has ended of itself."""
         end = time.monotonic() + patience_s
         while self.process.poll() is None:

@@ -27,11 +27,11 @@ def states(program: Program) -> list[str]:
     return [item["state"] for item in program.json("queue")]
 
 
-def until(condition: Callable[[], bool], patience_s: float = 120) -> None:
+def until(condition: Callable[[], bool], patience_s: float = 240) -> None:
     end = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < end, "not in time"
-        time.sleep(0.2)
+        time.sleep(0.5)  # each look is a start of the program
 
 
 def workers(program: Program) -> list[psutil.Process]:

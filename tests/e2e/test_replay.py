@@ -21,7 +21,9 @@ SGR = re.compile(rb"\x1b\[([0-9;]*)m")
 @pytest.fixture(scope="module")
 def recorded(fsdp_tui: Program) -> Program:
     """A home with one run of the demo."""
-    fsdp_tui("demo", "--headless", "--nproc", "2", "--steps", str(STEPS), "--name", "past")
+    fsdp_tui(
+        "demo", "--headless", "--nproc", "2", "--steps", str(STEPS), "--batch", "4", "--seq", "32", "--name", "past"
+    )
     return fsdp_tui
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -36,13 +37,13 @@ def processes_of(program: Program) -> list[str]:
 def test_a_day_at_the_dashboard(fsdp_tui: Program) -> None:
     """`fsdp-tui demo`, stop, another strategy from the form, the two side by side, quit: nothing of ours is left."""
     with Terminal([*PROGRAM, "demo", "--name", "first"], fsdp_tui.environment, fsdp_tui.directory) as terminal:
-        shown = terminal.until(r"LIVE.*first.*step [1-9]", 60)
+        shown = terminal.until(r"LIVE.*first.*step [1-9]")
         assert "fsdp2:full_shard" in shown
         terminal.until(lambda text: "all-gather" in text and "blocks.0" in text)
         terminal.type("x")
         terminal.until("Stop the training")
         terminal.type("s")
-        terminal.until(r"STOPPED|stopped", 30)
+        terminal.until(r"STOPPED|stopped")
 
         terminal.type("4")
         terminal.until(r"\[4 Launch\]")
@@ -58,7 +59,7 @@ def test_a_day_at_the_dashboard(fsdp_tui: Program) -> None:
         terminal.type("second")
         terminal.until(r"fsdp-tui demo .*--strategy fsdp1:shard_grad_op")
         terminal.type("f5")
-        terminal.until(r"DONE.*second", 90)
+        terminal.until(r"DONE.*second")
 
         terminal.type("0")
         terminal.until(lambda text: "[0 Runs]" in text and "first" in text and "second" in text)
@@ -76,7 +77,10 @@ def test_a_day_at_the_dashboard(fsdp_tui: Program) -> None:
         terminal.until(r"\[5 Compare\]")
         terminal.type("q")
         assert terminal.wait() == 0
-    assert processes_of(fsdp_tui) == []
+    end = time.monotonic() + 60
+    while processes_of(fsdp_tui):  # those of the second run are about to go
+        assert time.monotonic() < end, processes_of(fsdp_tui)
+        time.sleep(0.2)
     states = {entry["name"]: entry["state"] for entry in fsdp_tui.json("runs")}
     assert states == {"first": "stopped", "second": "finished"}
     assert fsdp_tui.json("show", "second")["run"]["steps"] == 8
