@@ -106,7 +106,9 @@ def alike(window: Sequence[CommStep]) -> list[CommStep]:
     if not window:
         return []
     newest, keys = window[-1], set(window[-1].keys)
-    return [step for step in window if step.ranks == newest.ranks and set(step.keys) == keys]
+    return [
+        step for step in window if step.ranks == newest.ranks and (step.keys is newest.keys or set(step.keys) == keys)
+    ]
 
 
 def order_of(step: CommStep, keys: Sequence[Key]) -> list[int] | slice:

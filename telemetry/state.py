@@ -342,8 +342,10 @@ class RunState(msgspec.Struct, dict=True):
         first = min((rank.first_step for rank in self.ranks.values() if rank.first_step is not None), default=None)
         if first is None or step <= first:  # warm-up, compilation, lazy initialisation
             return
-        self.comm_window.append(sum_collectives(step, by_rank, self._groups(by_rank), self.world_size))
-        newest = self.comm_window[-1]
+        newest = sum_collectives(step, by_rank, self._groups(by_rank), self.world_size)
+        if self.comm_window and self.comm_window[-1].keys == newest.keys:
+            newest.keys = self.comm_window[-1].keys  # one list, so that steps are seen to be alike at a glance
+        self.comm_window.append(newest)
         del self.comm_window[: -comm_window(newest.ranks * len(newest.keys))]
 
     def _groups(self, ranks: Iterable[int]) -> Groups:

@@ -50,6 +50,8 @@ def _decimals(scaled: float) -> int:
 def _unit_for(value: float, units: Sequence[Unit]) -> Unit:
     for unit in units:
         scaled = abs(value) / unit.size
+        if scaled >= 1000:
+            continue
         decimals = 0 if unit.size == 1 else _decimals(scaled)
         if round(scaled, decimals) < 1000:
             return unit._replace(decimals=decimals)
