@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from textual import constants
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -45,9 +46,13 @@ from fsdp_tui.tui.theme import ROLES, THEMES, next_theme, theme_for
 from fsdp_tui.tui.widgets.chart import Chart
 
 LIST_EVERY_S = 1.5
+AHEAD = 0.9
+"""Pictures are made a little more often than frames, so that each has a new one."""
 TWICE_S = 2.0
 """Two ctrl+c within this time quit."""
 STOP_PATIENCE_S = 60.0
+ESCAPE_S = 0.05
+"""So long it is waited whether an escape is one, or the begin of another key, where the terminal does not say; as in vim."""
 STOP_NEWS_S = 10.0
 """How long a notice on a stop stays."""
 
@@ -235,7 +240,7 @@ class Dashboard(App[int]):
             self._ticker.stop()
         self._ticker = self.set_interval(1 / self.pace.hz, self.tick)
         if self.feed is not None:
-            self.feed.every_s = 0.8 / self.pace.hz
+            self.feed.every_s = AHEAD / self.pace.hz
 
     def list_runs(self) -> None:
         """Reads the list of runs again, in a thread."""
@@ -275,7 +280,7 @@ class Dashboard(App[int]):
             if self.feed is not None:
                 self.feed.close()
             collector.tidy()
-            self.feed = Feed(self.services, entry, 0.8 / self.pace.hz)
+            self.feed = Feed(self.services, entry, AHEAD / self.pace.hz)
             for screen in self._screens():
                 if isinstance(screen, View):
                     screen.on_run_opened()
@@ -689,6 +694,8 @@ def run_app(open_on: str | None = None, own: str | None = None) -> int:
         RunError: there is no such run.
     """
     collector.relax()
+    if "ESCDELAY" not in os.environ:
+        vars(constants)["ESCAPE_DELAY"] = ESCAPE_S
     services = real_services()
     entries = services.list_runs()
     entry = services.find(open_on) if open_on is not None else None

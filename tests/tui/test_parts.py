@@ -14,7 +14,7 @@ from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RankView
 from fsdp_tui.tui import tables
 from fsdp_tui.tui.filters import FilterError, rank_filter, run_filter
-from fsdp_tui.tui.pace import PATIENCE, Pace
+from fsdp_tui.tui.pace import FRAMES, Pace
 from fsdp_tui.tui.screens.bands import Band, fit_bands
 from fsdp_tui.tui.screens.logs import KEEP_BYTES, LogView, Tail
 from fsdp_tui.tui.screens.run import bands_for, lateness, trend
@@ -50,13 +50,17 @@ def test_a_band_never_grows_beyond_its_most() -> None:
 
 
 def test_pace_halves_and_recovers() -> None:
-    """Slow frames halve it down to 0.5 Hz; a row of quick ones brings back what was asked for."""
+    """Slow frames halve it down to 0.5 Hz; quick ones bring back what was asked for, and a slow one now and then does nothing."""
     pace = Pace(4)
     for expected in (2, 1, 0.5, 0.5):
-        pace.drew(0.2)
+        for _ in range(FRAMES):
+            pace.drew(0.2)
         assert pace.hz == expected
-    for _ in range(3 * PATIENCE):
-        pace.drew(0.001)
+    for at in range(3 * FRAMES):
+        pace.drew(0.2 if at % FRAMES in (1, 3) else 0.001)
+    assert pace.hz == 4
+    for at in range(3 * FRAMES):
+        pace.drew(0.2 if at % FRAMES in (1, 3) else 0.025)
     assert pace.hz == 4
 
 
