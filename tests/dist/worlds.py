@@ -1,4 +1,4 @@
-"""Real gloo ranks: one world is spawned once and runs many cases, since starting one costs seconds."""
+"""Real gloo ranks: one world is started once and runs many cases, and all are forked where torch is there already."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import Any
 Work = Callable[..., Any]
 
 
-def run_world(size: int, work: Work, *args: Any, timeout_s: float = 240.0) -> list[Any]:
+def run_world(size: int, work: Work, *args: Any, timeout_s: float = 500.0) -> list[Any]:
     """Runs `work(*args)` on every rank of a new world and gives what each returned, by rank.
 
     Raises:
         AssertionError: a rank raised (with its traceback), died or did not come back in time.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.dist.preloaded"])
     answers: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
@@ -35,7 +36,7 @@ def run_world(size: int, work: Work, *args: Any, timeout_s: float = 240.0) -> li
             return _collect(size, answers, ranks, timeout_s)
         finally:
             for process in ranks:
-                process.join(5)
+                process.join(60)
                 if process.is_alive():
                     process.kill()
 
@@ -60,9 +61,7 @@ def _collect(size: int, answers: Any, ranks: list[Any], timeout_s: float) -> lis
 def _rank_main(rank: int, size: int, meeting: str, answers: Any, work: Work, args: tuple[Any, ...]) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     import torch
-    import torch._dynamo  # an optimizer's first step would import it
     import torch.distributed as dist
-    import torch.distributed.fsdp
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
