@@ -92,7 +92,7 @@ def tables(by_rank: Mapping[int, Comm]) -> list[Calls]:
             by_rank[ranks[0]],
             known([by_rank[rank].duration_ns for rank in ranks]),
             known([by_rank[rank].exposed_ns for rank in ranks]),
-            np.array([by_rank[rank].nbytes for rank in ranks], dtype=np.float64),
+            _sizes([by_rank[rank].nbytes for rank in ranks]),
         )
         for ranks in alike
     ]
@@ -103,6 +103,14 @@ def known(times_ns: Sequence[Sequence[int]]) -> Floats:
     times = np.array(times_ns, dtype=np.float64)
     times[times < 0] = np.nan
     return times
+
+
+def _sizes(nbytes: Sequence[Sequence[int]]) -> Floats:
+    """Most often those of all ranks are the same."""
+    lead = np.array(nbytes[0], dtype=np.float64)
+    if all(one == nbytes[0] for one in nbytes):
+        return np.broadcast_to(lead, (len(nbytes), len(lead)))
+    return np.array(nbytes, dtype=np.float64)
 
 
 def sum_by(columns: Ints, values: Floats, size: int) -> Floats:

@@ -18,6 +18,8 @@ NO_UNIT = -1
 """`Comm.unit` of a call that belongs to no unit."""
 FIRST_BUCKET = -2
 """`Comm.unit` of DDP's first bucket; the others count down from it."""
+SHORT = 512
+"""Up to this many values all of them are sorted sooner than their halves are told apart."""
 DURATION, EXPOSED = 0, 1
 """Columns of `CommStep.spans`."""
 
@@ -130,10 +132,14 @@ def median_known(values: Floats) -> Floats:
     known = np.isfinite(values)
     if known.all():
         middle = n // 2
-        halves = np.partition(values, middle, axis=-1)
-        if n % 2:
-            return np.asarray(halves[..., middle])
-        return np.asarray((halves[..., :middle].max(axis=-1) + halves[..., middle]) / 2)
+        if n <= SHORT:
+            ordered = np.sort(values, axis=-1)
+            lower, upper = ordered[..., (n - 1) // 2], ordered[..., middle]
+        else:
+            halves = np.partition(values, middle, axis=-1)
+            upper = halves[..., middle]
+            lower = upper if n % 2 else halves[..., :middle].max(axis=-1)
+        return np.asarray((lower + upper) / 2)
     ordered = np.sort(np.where(known, values, np.nan), axis=-1)  # NaN last
     count = known.sum(axis=-1)
     ends = np.stack([np.maximum(0, (count - 1) // 2), np.minimum(n - 1, count // 2)], axis=-1)

@@ -77,8 +77,11 @@ MAX_EVENTS = 2_000
 CAPTURES_PER_RANK = 8
 MAX_CAPTURES = 64
 """Captures that are kept, over all ranks: the newest of each, of all ranks as many, and at least one."""
-DEVICE_READINGS = {"non_torch": "non_torch_bytes", "others": "nvml_others_bytes"}
-"""Memory category -> the reading of a `Gauge` that it is."""
+DEVICE_READINGS = tuple(
+    (CATEGORIES.index(category), reading)
+    for category, reading in (("non_torch", "non_torch_bytes"), ("others", "nvml_others_bytes"))
+)
+"""Place of a memory category, and the reading of a `Gauge` that it is."""
 
 
 def step_window(ranks: int) -> int:
@@ -665,10 +668,11 @@ def _with_device(memory: Sequence[int | None], gauge: Gauge | None) -> Column:
 
     What the rank has measured itself stays (a CPU's `non_torch` is its heap).
     """
+    if gauge is None:
+        return tuple(memory)
     column = list(memory)
-    for name, reading in DEVICE_READINGS.items():
-        value = gauge.values.get(reading) if gauge is not None else None
-        at = CATEGORIES.index(name)
+    for at, reading in DEVICE_READINGS:
+        value = gauge.values.get(reading)
         if value is not None and at < len(column) and column[at] is None:
             column[at] = int(value)
     return tuple(column)
