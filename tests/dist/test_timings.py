@@ -1,6 +1,6 @@
 """Times on real ranks: what is planted is found where it was planted, as long as it was, and nowhere else.
 
-Bounds hold for medians over steps. A case that misses one is measured once more: other processes may hold up a rank too.
+Bounds hold for medians over steps. A case that misses one is measured again: other processes may hold up a rank too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from tests.dist.timings import SLOW, Timed, picture, run_all
 from tests.dist.trainings import Case
 from tests.dist.worlds import run_world
 
-STEPS = 12
+STEPS = 8
 MS = 1_000_000
-PLANTED = range(25 * MS, 37 * MS)
-ELSEWHERE = 5 * MS
+PLANTED = range(90 * MS, 140 * MS)
+ELSEWHERE = 25 * MS
+TRIES = 5
 
 
 @dataclass
@@ -137,9 +138,14 @@ PLANTED_CASES = [name for name, (_, judge) in CASES.items() if judge is not noth
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Measured]:
-    found = _measure(list(CASES))
-    missed = [name for name in CASES if CASES[name][1](found[name])]
-    return found | (_measure(missed) if missed else {})
+    found: dict[str, Measured] = {}
+    missed = list(CASES)
+    for _ in range(TRIES):
+        found |= _measure(missed)
+        missed = [name for name in missed if CASES[name][1](found[name])]
+        if not missed:
+            break
+    return found
 
 
 def _measure(names: list[str]) -> dict[str, Measured]:

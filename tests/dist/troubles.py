@@ -29,8 +29,8 @@ LR = 1e-3
 NAN_AT, NAN_ON = 12, 1
 """Step and rank of the first loss that is no number."""
 SPIKE_AT = 25
-INPUT_S = 0.02
-LATE_S, LATE_ON = 0.04, 1
+INPUT_S = 0.1
+LATE_S, LATE_ON = 0.1, 1
 """How long that rank sleeps in the forward of its last block."""
 LEAK_BYTES = 1 << 20
 
