@@ -258,8 +258,10 @@ def _causes(rank: RankView) -> str:
 
 def frozen_mixed(run: RunView) -> Iterator[Verdict]:
     """FSDP1 has one gradient for a whole flat parameter, the frozen part of it included."""
+    if run.steps < STRUCTURAL or not any(unit.frozen_grad_bytes for unit in run.units):
+        return
     mixed = _fullest(run, lambda rank: sum(unit.frozen_grad_bytes or 0 for unit in _facts(rank).units))
-    if run.steps < STRUCTURAL or mixed is None:
+    if mixed is None:
         return
     rank, nbytes = mixed
     held = model_states(rank.memory)
