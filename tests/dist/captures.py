@@ -84,6 +84,8 @@ def capture_one(case: Case, ranks: tuple[int, ...] = (), *, capture: bool = True
             if capture and step == ASKED - (0 if dist.get_rank() == 0 else 1):
                 boxes[0].requested.capture = Command(id="one", kind="capture", ranks=list(ranks), number=7)
             heap = None
+            if step in (CAPTURED, MEASURED) and measure:
+                _wait_for_gloo()
             if step == MEASURED and measure:
                 heap = HeapAfterEachOperator()
                 heap.__enter__()  # type: ignore[no-untyped-call]
@@ -101,6 +103,17 @@ def capture_one(case: Case, ranks: tuple[int, ...] = (), *, capture: bool = True
     after = wrapped_names()
     outcome.left = [name for name in before if before[name] is not after[name]]
     return outcome
+
+
+def _wait_for_gloo() -> None:
+    """Its thread lets go of a step's last buffers a little after the training has: what is there at a step's begin is subtracted."""
+    read = heap_reader()
+    assert read is not None
+    last, same = read(), 0
+    while same < 5:
+        time.sleep(0.02)
+        same = same + 1 if read() == last else 0
+        last = read()
 
 
 def compiled_region() -> tuple[list[float], list[float], Capture, list[Step]]:
