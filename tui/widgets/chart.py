@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -56,6 +57,29 @@ def over(row: Row, at: int, text: str, ink: Ink) -> Row:
     return [*before, (text, ink), *after]
 
 
+def changed_cells(before: Row | None, after: Row | None, width: int) -> tuple[int, int]:
+    """From which cell on, and up to which, two lines of this width differ: whole pieces; equal numbers when they do not."""
+    if before == after:
+        return 0, 0
+    if before is None or after is None or any(_cells(row) != width for row in (before, after)):
+        return 0, width  # what is drawn is padded or cut
+    begin, end = 0, width
+    for old, new in zip(before, after, strict=False):
+        if old != new:
+            break
+        begin += cell_len(new[0])
+    for old, new in zip(reversed(before), reversed(after), strict=False):
+        if old != new:
+            break
+        end -= cell_len(new[0])
+    return min(begin, end), max(begin, end)
+
+
+def _cells(row: Row) -> int:
+    """Other scripts' names take two cells per character."""
+    return sum(cell_len(text) for text, _ in row)
+
+
 def flow(pieces: Sequence[Row], width: int, *, gap: str = "  ") -> tuple[Row, int]:
     """As many whole pieces as fit into a row, and how many those are."""
     row: Row = []
@@ -87,7 +111,7 @@ def wrap(pieces: Sequence[Row], width: int, height: int, *, gap: str = "  ") -> 
 class Chart(Widget):
     """A widget drawn from rows.
 
-    A subclass keeps its data, implements `draw`, and calls `redraw` after a change; only lines that differ are sent to
+    A subclass keeps its data, implements `draw`, and calls `redraw` after a change; only what differs of a line is sent to
     the terminal. Nothing is computed while the chart is hidden.
     """
 
@@ -116,9 +140,14 @@ class Chart(Widget):
         before = self._rows
         self._compute()
         after = self._rows
-        changed = [y for y in range(height) if _at(before, y) != _at(after, y)]
+        changed = [
+            Region(x, y, end - x, 1)
+            for y in range(height)
+            for x, end in [changed_cells(_at(before, y), _at(after, y), width)]
+            if end > x
+        ]
         if changed:
-            self.refresh(*(Region(0, y, width, 1) for y in changed))
+            self.refresh(*changed)
 
     def render_line(self, y: int) -> Strip:
         """One line, from the cache if nothing changed."""

@@ -1,5 +1,6 @@
 """The widgets in an app: lines are exact, only changes are redrawn, themes and letters take effect."""
 
+import random
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,7 +11,7 @@ from textual.geometry import Region
 
 from fsdp_tui.tui.theme import ROLES, THEMES, Ink
 from fsdp_tui.tui.widgets.bars import MemoryBars, rank_bars
-from fsdp_tui.tui.widgets.chart import Chart, Row, crop, row_text
+from fsdp_tui.tui.widgets.chart import Chart, Row, changed_cells, crop, row_text, row_width
 from fsdp_tui.tui.widgets.heat import HeatStrip
 from fsdp_tui.tui.widgets.lines import LineChart, Plot, Series
 from fsdp_tui.tui.widgets.phases import Phase, PhaseBar
@@ -54,6 +55,46 @@ class Show(App[None]):
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = "fsdp-dark"
+
+
+def test_what_differs_of_a_line() -> None:
+    """Whole pieces, from the first that differs to the last; names of two cells per character count as such."""
+    ok, note = Ink("ok"), Ink("note")
+    row: Row = [("rank ", ok), ("12", note), (" ", ok), ("34", note), (" GiB ", ok)]
+    assert changed_cells(row, list(row), 15) == (0, 0)
+    assert changed_cells(row, [*row[:3], ("35", note), row[4]], 15) == (8, 10)
+    assert changed_cells(row, [row[0], ("12", ok), (" ", ok), ("35", note), row[4]], 15) == (5, 10)
+    assert changed_cells(row, [("rank 12 34 GiB!", ok)], 15) == (0, 15)
+    assert changed_cells(row, row[:-1], 15) == changed_cells(None, row, 15) == changed_cells(row, None, 15) == (0, 15)
+    assert changed_cells(row, [*row[:3], ("35", note), row[4]], 20) == (0, 20)
+    wide: Row = [("層 ", ok), ("1", note), (" 層", ok)]
+    assert changed_cells(wide, [wide[0], ("2", note), wide[2]], 7) == (3, 4)
+
+
+def test_rows_drawn_by_their_differences_are_those_drawn_at_once() -> None:
+    """Whatever changes from one to the next."""
+    chance, inks = random.Random(1), [Ink("ok"), Ink("note"), Ink("warn")]
+
+    def drawn() -> Row:
+        text = "".join(chance.choice("ab") for _ in range(12))
+        cuts = sorted(chance.sample(range(1, 12), 3))
+        return [(text[x:y], chance.choice(inks)) for x, y in zip([0, *cuts], [*cuts, 12], strict=True)]
+
+    for _ in range(2_000):
+        before, after = drawn(), drawn()
+        if chance.random() < 0.7:
+            after = [
+                new if chance.random() < 0.4 else old for old, new in zip(before, before[1:] + after[:1], strict=True)
+            ]
+        begin, end = changed_cells(before, after, 12)
+        if row_width(after) == 12:
+            shown, wanted = cells_of(before), cells_of(after)
+            shown[begin:end] = wanted[begin:end]
+            assert shown == wanted
+
+
+def cells_of(row: Row) -> list[tuple[str, Ink]]:
+    return [(letter, ink) for text, ink in row for letter in text]
 
 
 def lines_of(chart: Chart) -> list[str]:
