@@ -11,7 +11,8 @@ BENCHMARKS = {
     "overhead": "paired steps with and without the probes",
     "wrappers": "cost of a wrapped call times calls per step, end of a step, memory per rank",
     "draw": "CPU per refresh of the charts",
-    "comm": "the Comm screen on a large run, from messages to escape codes",
+    "screens": "the Run and the Comm screen of live runs, from messages to escape codes",
+    "keys": "how soon a key is answered while 1,024 ranks send ten messages a second each",
     "replay": "opening a long recording, and going to any step of it",
 }
 
