@@ -39,8 +39,9 @@ STATE_CATEGORIES = ("param_shard", "grad_shard", "optimizer")
 
 
 def category(column: Column, name: str) -> int | None:
-    """Bytes of one category; None when it, or the whole column, is not known."""
-    return column[_PLACES[name]] if column else None
+    """Bytes of one category; None when it, or the whole column, is not known, or an older program had no such category."""
+    at = _PLACES[name]
+    return column[at] if at < len(column) else None
 
 
 def total(column: Column) -> int | None:

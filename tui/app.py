@@ -633,6 +633,7 @@ class Dashboard(App[int]):
             self.notify(
                 self.keyed("stopping after the step that all ranks agree on; {quit} again quits at once"),
                 timeout=STOP_PATIENCE_S,
+                markup=False,
             )
 
     def _leave_when_stopped(self) -> None:
@@ -642,7 +643,7 @@ class Dashboard(App[int]):
             self.exit(0)
         elif time.monotonic() - self._leaving_s > STOP_PATIENCE_S:
             self._leaving_s = None
-            self.notify(self.keyed("it has not stopped yet; {quit} asks again"), severity="warning")
+            self.notify(self.keyed("it has not stopped yet; {quit} asks again"), severity="warning", markup=False)
 
     def action_interrupt(self) -> None:
         now_s = time.monotonic()
@@ -650,7 +651,7 @@ class Dashboard(App[int]):
             self.exit(0)
         self._interrupted_s = now_s
         said = "{quit.now} again quits; runs go on. ({quit} asks what becomes of them)"
-        self.notify(self.keyed(said), timeout=TWICE_S)
+        self.notify(self.keyed(said), timeout=TWICE_S, markup=False)
 
     def text(self) -> str:
         """What is on the screen, without colours."""

@@ -40,6 +40,7 @@ def test_a_day_at_the_dashboard(fsdp_tui: Program) -> None:
         shown = terminal.until(r"LIVE.*first.*step [1-9]")
         assert "fsdp2:full_shard" in shown
         terminal.until(lambda text: "all-gather" in text and "blocks.0" in text)
+        _resize_on_every_screen(terminal)
         terminal.type("x")
         terminal.until("Stop the training")
         terminal.type("s")
@@ -66,15 +67,9 @@ def test_a_day_at_the_dashboard(fsdp_tui: Program) -> None:
         terminal.type("up", " ", "down", " ")
         terminal.until("2 marked")
         terminal.type("5")
-        shown = terminal.until(r"\[5 Compare\]")
-        shown = terminal.until(lambda text: "fsdp1:shard_grad_op" in text and "fsdp2:full_shard" in text)
-        assert re.search(r"loss", shown)
-
-        terminal.resize(80, 24)
-        terminal.until(lambda text: "Compare" in text and len(text.splitlines()) <= 24)
-        terminal.resize(20, 5)
-        terminal.resize(120, 40)
         terminal.until(r"\[5 Compare\]")
+        terminal.until(lambda text: all(word in text for word in ("fsdp1:shard_grad_op", "fsdp2:full_shard", "loss")))
+        _resize(terminal, r"\[5 Compare\]")
         terminal.type("q")
         assert terminal.wait() == 0
     end = time.monotonic() + 60
@@ -84,6 +79,41 @@ def test_a_day_at_the_dashboard(fsdp_tui: Program) -> None:
     states = {entry["name"]: entry["state"] for entry in fsdp_tui.json("runs")}
     assert states == {"first": "stopped", "second": "finished"}
     assert fsdp_tui.json("show", "second")["run"]["steps"] == 8
+
+
+SIZES = ((20, 5), (300, 80), (80, 24), (120, 40))
+SCREENS = (
+    ("0", r"\[0 Runs\]"),
+    ("2", r"\[2 Step\]"),
+    ("3", r"\[3 Comm\]"),
+    ("4", r"\[4 Launch\]"),
+    ("escape Q", "queue of launches"),
+    ("1 enter", "at the peak of a step|node0|pid"),
+    ("escape o", r"rank-0\.log"),
+    ("escape", r"\[1 Run\]"),
+)
+"""Keys, in the order in which they lead from one screen to the next -> what is seen of it unless the terminal is tiny."""
+
+
+def _resize_on_every_screen(terminal: Terminal) -> None:
+    """While a training runs: the picture fits, whatever the terminal is, and the next key is answered."""
+    for keys, shown in SCREENS:
+        terminal.type(*keys.split())
+        terminal.until(shown)
+        _resize(terminal, shown)
+
+
+def _resize(terminal: Terminal, shown: str) -> None:
+    """From the smallest to the largest: the header is in the first line, the keys are in the last."""
+
+    def fits(text: str) -> bool:
+        lines = text.split("\n")
+        framed = re.match(r" (fsdp-tui|\S [A-Z]+)", lines[0]) is not None and "? help" in lines[-1]
+        return framed and (len(lines) < 8 or re.search(shown, text) is not None)
+
+    for columns, rows in SIZES:
+        terminal.resize(columns, rows)
+        terminal.until(fits)
 
 
 def _go_to(terminal: Terminal, field: str) -> None:

@@ -2,133 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fsdp_tui.telemetry.messages import Ended, Event, Step
-from fsdp_tui.telemetry.state import RunState
+from fsdp_tui.telemetry.messages import Event
 from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.once import screen_text
+from fsdp_tui.tui.pace import FRAMES
 from fsdp_tui.tui.theme import THEMES
 
-from .drive import check_golden, dashboard, opened, press, said, settle, until
-from .fixtures import SECOND, FixtureSource, Recipe, World, entry
+from .captures import training_step
+from .drive import check_golden, opened, press, said, settle, until
+from .fixtures import SECOND, Recipe, World, entry
 
 SIZES = [(300, 80), (20, 5), (30, 8), (200, 60), (60, 20), (120, 40), (40, 12)]
 
 
-def empty(recipe: Recipe) -> RunState:
-    return RunState()
+WAYS = {
+    "runs": "0",
+    "run": "1",
+    "zoomed": "1 z",
+    "filtered": "1 slash 1",
+    "rank": "1 enter",
+    "logs": "1 o",
+    "step": "2",
+    "comm": "3",
+    "calls": "3 enter",
+    "unit": "3 enter enter",
+    "collective": "3 enter enter enter",
+    "launch": "4",
+    "sweep": "4 f7",
+    "compare": "5",
+    "queue": "Q",
+    "help": "1 question_mark",
+    "palette": "1 ctrl+p",
+    "question": "1 x",
+    "note": "1 n",
+}
+"""Screen, or what lies over one -> the keys that lead there."""
 
 
-def launched_only(recipe: Recipe) -> RunState:
-    state = RunState()
-    state.apply(next(iter(recipe.messages())))
-    return state
-
-
-def no_steps(recipe: Recipe) -> RunState:
-    state = launched_only(recipe)
-    for rank in range(recipe.ranks):
-        state.apply(recipe.hello(rank))
-        state.apply(recipe.structure(rank))
-    return state
-
-
-def one_rank_of_two(recipe: Recipe) -> RunState:
-    state = no_steps(recipe)
-    for number in range(1, 4):
-        state.apply(recipe.step(0, number))
-    return state
-
-
-def foreign(recipe: Recipe) -> RunState:
-    """Columns of a shorter length, losses that are no numbers, a unit that is not there, events of an unknown kind."""
-    state = no_steps(recipe)
-    for number in range(1, 4):
-        for rank in range(recipe.ranks):
-            state.apply(
-                Step(
-                    rank,
-                    number,
-                    number,
-                    5,
-                    7,
-                    [None],
-                    float("nan") if rank else float("inf"),
-                    None,
-                    [1, None],
-                    [],
-                    "?",
-                    99,
-                    0,
-                    0,
-                )
-            )
-            state.apply(recipe.comm(rank, number))
-    state.apply(Ended(state="evaporated", ended_ns=0, exit_codes={}))
-    return state
-
-
-def first_step_only(recipe: Recipe) -> RunState:
-    state = no_steps(recipe)
-    for rank in range(recipe.ranks):
-        state.apply(recipe.step(rank, 1))
-    return state
-
-
-def died_at_once(recipe: Recipe) -> RunState:
-    state = launched_only(recipe)
-    state.apply(
-        Ended(state="failed", ended_ns=1, exit_codes={"0": 1}, failed_rank=0, reason="[bold]no[/such] 'markup\x1b[31m")
-    )
-    return state
-
-
-STRANGE: list[Callable[[Recipe], RunState]] = [
-    empty,
-    launched_only,
-    no_steps,
-    one_rank_of_two,
-    first_step_only,
-    foreign,
-    died_at_once,
-]
-
-
-@pytest.mark.parametrize("make", STRANGE, ids=lambda make: make.__name__)
-async def test_no_screen_raises_on_strange_data(make: Callable[[Recipe], RunState]) -> None:
-    """Every screen and every detail, large and small."""
-    world = World()
-    recipe = Recipe(name="[odd] name")
-    about = entry(recipe.name)
-    world.entries.append(about)
-    world.sources[about.id] = FixtureSource(about, make(recipe))
-    async with dashboard(world, open_on=about) as (app, pilot):
-        screen = app.screen
-        for pane in screen.query(".pane"):
-            if pane.display and pane.focusable:
-                pane.focus()
-                await app.run_action("screen.open")
-                await settle(pilot)
-                if app.screen is not screen:
-                    app.pop_screen()
-                    await settle(pilot)
-        await press(pilot, "m", "l", "s")
-        await pilot.resize_terminal(24, 6)
-        await settle(pilot)
-        await press(pilot, "o", "escape", "0", "space", "5", "4", "1")
-        assert app.current_mode == "run"
-
-
-@pytest.mark.parametrize("mode", ["0", "1", "4", "5"])
-async def test_resizing_while_data_come(mode: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_resizing_while_data_come(way: str) -> None:
     """From 20x5 to 300x80 and back, a step between each two sizes; no line is longer than the terminal."""
     async with opened() as (app, pilot, world):
         source = next(iter(world.sources.values()))
-        await press(pilot, mode)
+        source.state.apply(training_step())
+        app.marked = [source.entry.id, world.add(Recipe(name="other")).entry.id]
+        app.entries = list(world.entries)
+        await press(pilot, *WAYS[way].split())
         number = 41
         for width, height in (*SIZES, SIZES[0]):
             recipe = Recipe(steps=number)
@@ -192,7 +115,7 @@ async def test_ctrl_c_twice() -> None:
     """The first says what the second will do, also from inside a field."""
     async with opened(own=True) as (app, pilot, _):
         await press(pilot, "slash", "ctrl+c")
-        assert "ctrl+c again quits" in said(app)
+        assert "^c again quits" in said(app)
         await pilot.press("ctrl+c")
         await pilot.pause()
         assert app.return_code == 0
@@ -291,10 +214,10 @@ async def test_once_says_why_a_run_cannot_be_read() -> None:
     assert "its recording is damaged" in await screen_text(world.services(), about, 80, 24)
 
 
-async def test_a_slow_frame_halves_the_rate() -> None:
+async def test_slow_frames_halve_the_rate() -> None:
     """So that keys are answered on a machine that is busy training."""
     async with opened() as (app, pilot, _):
-        assert app.pace.drew(0.1)
+        assert any(app.pace.drew(0.1) for _ in range(2 * FRAMES))
         assert app.pace.hz == 1
         await settle(pilot)
 
@@ -304,9 +227,9 @@ async def test_many_ranks_draw_within_a_frame() -> None:
     import time
 
     async with opened(Recipe(ranks=256, steps=3)) as (app, pilot, _):
-        began = time.perf_counter()
+        began_s = time.process_time()
         await settle(pilot)
-        assert time.perf_counter() - began < 1
+        assert time.process_time() - began_s < 2
         assert "256 × CPU" in app.text()
 
 

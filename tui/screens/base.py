@@ -192,6 +192,10 @@ class View(Screen[None]):
             self.board.action_show("runs")
 
 
+CRAMPED = 6
+"""A question with no more rows than this is not set apart from its answers."""
+
+
 class Ask(ModalScreen[str]):
     """A question with its answers; escape and the first answer leave everything as it is."""
 
@@ -214,6 +218,12 @@ class Ask(ModalScreen[str]):
         self._bindings.bind("escape", f"answer('{self.answers[0][2]}')", show=False)
         self._bindings.bind("left,up", "app.focus_previous", show=False)
         self._bindings.bind("right,down", "app.focus_next", show=False)
+
+    def on_resize(self) -> None:
+        """Where not all fits, the answers stay."""
+        question, room = self.query_one("#question"), self.size.height - 2 - len(self.answers)
+        question.styles.max_height = max(1, room)
+        question.styles.margin = (0, 0, 1 if room > CRAMPED else 0, 0)
 
     def action_answer(self, value: str) -> None:
         self.dismiss(value)

@@ -97,7 +97,7 @@ def write_events(run: RunView, width: int) -> list[Row]:
         where = f"rank {event.rank}: " if event.rank is not None and f"rank {event.rank}" not in event.text else ""
         lead: Row = [
             (f"{fmt.clock(max(0, event.at_ns - start))} ", QUIET),
-            (f"{glyph} ", Ink(event.severity, bold=True)),
+            (f"{glyph} ", Ink(event.severity if event.severity in SEVERITY_GLYPHS else "note", bold=True)),
         ]
         rows += paragraph(where + event.text, width, first=lead)
     return rows

@@ -27,6 +27,9 @@ from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
 from fsdp_tui.tui.widgets.table import Reader, paragraph
 
+SHORT = 18
+"""With fewer rows than this the command line, and on a narrow terminal the card, give way to the form."""
+
 MEANING = {
     "single": "One process, nothing is shared: what the others are measured against.",
     "ddp": "Every rank keeps everything; gradients are all-reduced.",
@@ -110,8 +113,10 @@ class LaunchScreen(View):
         self.check()
 
     def fit_to_size(self) -> None:
+        """Where there is little room it is for the fields."""
         super().fit_to_size()
         self.set_class(self.size.width < 72, "-narrow")
+        self.set_class(self.size.height < SHORT, "-short")
 
     # The form
 
@@ -240,7 +245,8 @@ class LaunchScreen(View):
     def action_leave_field(self) -> None:
         """Out of the field; from outside of any, back to the runs."""
         if isinstance(self.focused, Input | Select | Checkbox):
-            self.set_focus(self.query_one("#card"))
+            card = self.query_one("#card")
+            self.set_focus(card if card in self.focus_chain else None)
         else:
             self.board.action_show("runs")
 

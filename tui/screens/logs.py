@@ -187,7 +187,9 @@ class LogsScreen(View):
         self._tail.read()
         lines = self._tail.text
         title_of(view, f"{self.who} · {len(lines):,} lines" + (" (older ones in the file)" if self._tail.cut else ""))
-        view.border_subtitle = str(self._tail.path).replace("[", "\\[")
+        path, room = str(self._tail.path), max(8, view.size.width - 4)
+        path = path if len(path) <= room else f"…{path[1 - room :]}"  # its end tells one from another
+        view.border_subtitle = path.replace("[", "\\[")
         elsewhere = self._elsewhere if self.rank != LAUNCHER else ""
         view.show_lines(lines, elsewhere or f"{self.who} has printed nothing")
         notes: list[Row] = [

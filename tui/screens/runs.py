@@ -139,7 +139,7 @@ class RunsScreen(View):
         if entry is None:
             return
         if entry.state == "damaged" and not entry.live:
-            self.app.notify(entry.problem or "this run cannot be read", severity="warning")
+            self.app.notify(entry.problem or "this run cannot be read", severity="warning", markup=False)
             return
         self.board.open_run(entry)
 
@@ -159,7 +159,7 @@ class RunsScreen(View):
         if entry.id in marked:
             marked.remove(entry.id)
         elif entry.state == "damaged":
-            self.app.notify(f"{entry.name} cannot be read: {entry.problem}", severity="warning")
+            self.app.notify(f"{entry.name} cannot be read: {entry.problem}", severity="warning", markup=False)
         elif len(marked) >= COMPARE_MAX:
             self.app.notify(f"{COMPARE_MAX} runs are marked: that is what a comparison can show", severity="warning")
         else:
@@ -187,7 +187,7 @@ class RunsScreen(View):
         try:
             self.board.forget(entry)
         except RunError as error:
-            self.app.notify(str(error), severity="error")
+            self.app.notify(str(error), severity="error", markup=False)
         self.on_tick()
 
     def action_sort(self) -> None:

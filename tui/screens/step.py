@@ -340,7 +340,8 @@ def failures(run: RunView | None, shown: Capture) -> str:
     ]
     if not ranks:
         return ""
-    return f"▲ {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:4]))}{' …' * (len(ranks) > 4)} could not: {{step.next_rank}}"
+    who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks[:4]))}{' …' * (len(ranks) > 4)}"
+    return f"▲ no capture of {who}: {{step.next_rank}} says why"
 
 
 def asked_ns(run: RunView, rank: int) -> int | None:

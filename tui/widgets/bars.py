@@ -103,8 +103,7 @@ def group_bytes(memory: Sequence[Sequence[int | None] | None], *, device: bool) 
     Returns:
         (n, 6) and (n,). A group is NaN if none of its categories is known; the whole is NaN if the total is not.
     """
-    empty = (None,) * (len(CATEGORIES) + 1)
-    table = np.array([list(row or empty)[: len(empty)] for row in memory], dtype=float).reshape(-1, len(empty))
+    table = _table(memory)
     used = CATEGORIES if device else TOTAL_CATEGORIES
     groups = np.full((len(table), len(GROUPS)), np.nan)
     for index, group in enumerate(GROUPS):
@@ -120,7 +119,15 @@ def group_bytes(memory: Sequence[Sequence[int | None] | None], *, device: bool) 
 def _beside_torch(memory: Sequence[Sequence[int | None] | None]) -> Floats:
     """Bytes of the device that torch cannot have (cache it can), as far as they are known."""
     at = [CATEGORIES.index(name) for name in ("non_torch", "others")]
-    return np.array([sum((row[i] or 0 for i in at), 0) if row else 0 for row in memory], dtype=float)
+    beside: Floats = np.nansum(_table(memory)[:, at], axis=1)
+    return beside
+
+
+def _table(memory: Sequence[Sequence[int | None] | None]) -> Floats:
+    """Memory columns as numbers; NaN for what is not known, or what an older program's shorter columns do not have."""
+    width = len(CATEGORIES) + 1
+    rows = [[*(row or ())[:width], *(None,) * (width - len(row or ()))] for row in memory]
+    return np.array(rows, dtype=float).reshape(-1, width)
 
 
 def round_scale(value: float) -> float:
@@ -186,11 +193,8 @@ def rank_bars(
 
 def state_bytes(memory: Sequence[Sequence[int | None] | None]) -> Floats:
     """Model states of each row: parameters, gradients and optimizer that it stores; NaN if one is not known."""
-    empty = (None,) * len(CATEGORIES)
-    table = np.array([list(row or empty)[: len(empty)] for row in memory], dtype=float).reshape(-1, len(empty))
-    states: Floats = table[:, [CATEGORIES.index(name) for name in ("param_shard", "grad_shard", "optimizer")]].sum(
-        axis=1
-    )
+    at = [CATEGORIES.index(name) for name in ("param_shard", "grad_shard", "optimizer")]
+    states: Floats = _table(memory)[:, at].sum(axis=1)
     return states
 
 
