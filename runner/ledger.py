@@ -130,6 +130,8 @@ class Moment(NamedTuple):
     unit: int
     gathered: int
     """Units whose parameters were there in full, or on their way."""
+    static: dict[str, int]
+    """What changes rarely, as it was then: before its first step an optimizer holds nothing."""
 
 
 class _Reduction(NamedTuple):
@@ -176,6 +178,7 @@ class Ledger:
         self._graphs = torch_compile.graphs()
 
         self._static: dict[str, int] = {}
+        self._static_bytes = 0
         self._structure: tuple[int, ...] = ()
         self.walks = 0
         self.searches = 0
@@ -205,7 +208,9 @@ class Ledger:
         self._at_walk: tuple[int, int] | None = None
         self._step = 0
         self.end: list[int | None] | None = None
-        self._walk_static()
+        tally = self._walk_static()
+        if device_type == "cpu":  # what is there before the first step is no part of that step
+            self._search(tally)
         self.start_step()
 
     # Structure
@@ -246,6 +251,7 @@ class Ledger:
         self.walks += 1
         tally = self.walk()
         self._static = {name: tally.bytes.get(name, 0) for name in ("param_shard", "buffer", "optimizer")}
+        self._static_bytes = sum(self._static.values())
         self.host_bytes = tally.host_bytes
         self._structure = self._structure_now()
         return tally
@@ -371,7 +377,7 @@ class Ledger:
         self._allocator.reset_peak()
         self._base = self._allocator.allocated()
         self._reserved = self._allocator.reserved()
-        self._known_base = sum(self._totals)
+        self._known_base = sum(self._totals) + self._static_bytes
         # What was there before the step and is no part of the training, of an allocator that knows all of its bytes.
         self._foreign = None if self._base is None else self._base - self._known_bytes()
         self._saved_for_backward: int | None = None
@@ -386,19 +392,20 @@ class Ledger:
         taken = self._allocator.allocated()
         if taken is None or self._base is None:
             return None
-        return max(0, taken - self._base - (sum(self._totals) - self._known_base))
+        return max(0, taken - self._base - (sum(self._totals) + self._static_bytes - self._known_base))
 
     def _sample(self, unit: int, extra: Live = NOTHING, freed: int = 0) -> None:
         """Compares this moment, or one just before it that had these bytes more, with the highest so far."""
         own = self._own()
         if own is not None:
             own += freed
-        height = sum(self._totals) + sum(extra) + (own or 0)
+        height = self._static_bytes + sum(self._totals) + sum(extra) + (own or 0)
         if height <= self._highest:
             return
         self._highest = height
         live = tuple(self._totals[column] + extra[column] for column in range(4))
-        self.top = Moment(live, *self._split(own), self.phase, unit, sum(self._gathered))  # type: ignore[arg-type]
+        gathered = sum(self._gathered)
+        self.top = Moment(live, *self._split(own), self.phase, unit, gathered, self._static)  # type: ignore[arg-type]
 
     def _split(self, own: int | None) -> tuple[int | None, int | None]:
         """Activations and temporaries: until backward begins all is saved for it, then what exceeds that is temporary.
@@ -443,22 +450,25 @@ class Ledger:
         if self._device_type == "cpu":
             grown = not self.captured and self._grown(taken, known) and self._may_search()
             if tally is not None or self._step in WALK_AT_STEPS or grown:
-                began_s = time.monotonic()
-                tally = tally or self.walk()
-                self._unexplained, self.outside = unknown_tensors(tally.seen, self._device_type)
-                self.searches += 1
+                self._search(tally or self.walk())
                 self._at_walk = None if taken is None else (taken, known)
-                self._searched_s += time.monotonic() - began_s
             unexplained = self._unexplained
         else:
             unexplained = None if taken is None else taken - known
-        memory = self._row(tuple(self._totals), 0, 0, unexplained)  # type: ignore[arg-type]
+        memory = self._row(self._static, tuple(self._totals), 0, 0, unexplained)  # type: ignore[arg-type]
         total = memory[-1]
         if self._device_type == "cpu":
             self._put(memory, "non_torch", None if taken is None or total is None else max(0, taken - total))
         else:
             self._put(memory, "cache", None if reserved is None or taken is None else reserved - taken)
         return memory
+
+    def _search(self, tally: Tally) -> None:
+        """Looks for live tensors that are not in this walk."""
+        began_s = time.monotonic()
+        self._unexplained, self.outside = unknown_tensors(tally.seen, self._device_type)
+        self.searches += 1
+        self._searched_s += time.monotonic() - began_s
 
     def _may_search(self) -> bool:
         """Whether the searches so far have left something of their budget."""
@@ -481,25 +491,26 @@ class Ledger:
         activation, temp = top.activation, top.temp
         if self._device_type == "cpu" and torch_compile.graphs() != self._graphs:
             activation = temp = None  # the heap has grown by the compiler's work too
-        # What came in this step is in its own growth already.
-        unexplained = self._unexplained if self._strangers is None else self._strangers
+        unexplained = self._strangers  # what came in this step is in its own growth
         highest = self._allocator.peak()
         if highest is not None:  # the allocator saw every moment, the ledger only its events
             foreign = self._foreign or 0
-            rest = highest - sum(self._static.values()) - self._fixed() - sum(top.live) - foreign
+            rest = highest - sum(top.static.values()) - self._fixed() - sum(top.live) - foreign
             activation, temp = self._split(max(0, rest))
             unexplained = foreign + min(0, rest)
-        row = self._row(top.live, activation, temp, unexplained)
+        row = self._row(top.static, top.live, activation, temp, unexplained)
         # Reserved memory has no figure of that moment: it is known when the step left it as it was.
         if highest is not None and self._reserved is not None and self._reserved == self._allocator.reserved():
             self._put(row, "cache", self._reserved - highest)
         return row, top.phase, top.unit
 
     def _known_bytes(self) -> int:
-        return sum(self._static.values()) + self._fixed() + sum(self._totals)
+        return self._static_bytes + self._fixed() + sum(self._totals)
 
-    def _row(self, live: Live, activation: int | None, temp: int | None, unexplained: int | None) -> list[int | None]:
-        values: dict[str, int | None] = dict(self._static)
+    def _row(
+        self, static: dict[str, int], live: Live, activation: int | None, temp: int | None, unexplained: int | None
+    ) -> list[int | None]:
+        values: dict[str, int | None] = dict(static)
         values.update(zip(LIVE, live, strict=True))
         values["comm_buffer"] = live[COMM_BUFFER] + self._fixed()
         values.update(activation=activation, temp=temp, unexplained=unexplained)

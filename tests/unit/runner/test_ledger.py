@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -57,6 +58,35 @@ def test_activations_and_temporaries_are_the_growth_beyond_the_ledger() -> None:
     peak = _named(row)
     assert (peak["param_shard"], peak["grad_shard"], peak["activation"], peak["temp"]) == (400, 400, 3_000, 700)
     assert (peak["total"], phase, unit) == (4_500, "backward", -1)
+
+
+@pytest.mark.parametrize("saved", [3_000, 100])
+def test_the_first_step_s_peak_has_an_optimizer_s_states_only_once_they_are_there(saved: int) -> None:
+    """Its highest moment is in backward, before them, or in the optimizer's step, with them: never both."""
+    model = nn.Linear(10, 10, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    allocator = Steady()
+    ledger = _ledger(model, optimizer, allocator)
+    before = ledger.unexplained
+    ledger.phase = "backward"
+    allocator.bytes += saved
+    ledger.backward_begins()
+    model.weight.grad = torch.zeros_like(model.weight)
+    allocator.bytes += 400 - saved
+    ledger.touch()
+    ledger.phase = "optimizer"
+    optimizer.step()
+    allocator.bytes += 804
+    result = torch.zeros(9)  # nothing of the step before this one, which there was not
+    ledger.optimizer_returned()
+    peak, phase, _ = ledger.peak()
+    named = _named(peak)
+    assert named["unexplained"] == before
+    assert result.numel() == 9
+    states, high = (0, "backward") if saved == 3_000 else (804, "optimizer")
+    assert (named["optimizer"], phase) == (states, high)
+    known = 400 + states + (saved if states == 0 else 400)
+    assert named["total"] == known + (before or 0)
 
 
 def test_the_end_of_a_step_adds_up_and_finds_strangers() -> None:
