@@ -50,6 +50,7 @@ from fsdp_tui.telemetry.rundir import (
     make_runtime,
     paths_of,
     remove_alive,
+    summary_of,
     write_file,
     write_over,
 )
@@ -567,27 +568,7 @@ class Hub:
             self._event("recording_resumed", "note", f"recording again{lost}")
 
     def _write_summary(self) -> None:
-        state, launched = self.state, self.state.launched
-        structures = [rank.structure for rank in state.ranks.values() if rank.structure]
-        loss = None
-        if state.steps and state.loss_count[-1]:
-            loss = state.loss_sum[-1] / state.loss_count[-1]
-            loss = loss if loss == loss and abs(loss) != float("inf") else None
-        summary = Summary(
-            run_id=self.paths.id,
-            name=launched.name if launched else self.paths.id,
-            state=state.state,
-            created_ns=launched.created_ns if launched else time.time_ns(),
-            ended_ns=state.ended.ended_ns if state.ended else None,
-            strategy=launched.strategy if launched else "",
-            effective=structures[0].effective if structures else "",
-            world_size=state.world_size,
-            steps=self._step(),
-            planned_steps=launched.steps if launched else None,
-            loss=loss,
-            reason=state.ended.reason if state.ended else "",
-            unrecorded=self._recording_trouble,
-        )
+        summary = summary_of(self.paths.id, self.state, self._recording_trouble)
         if summary == self._summary:
             return
         body = msgspec.json.encode(summary)

@@ -10,16 +10,20 @@ brings it up holds `coming-up`.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import secrets
 import shutil
 import tempfile
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
@@ -31,6 +35,9 @@ from fsdp_tui.telemetry.places import home as home
 from fsdp_tui.telemetry.places import make_runtime as make_runtime
 from fsdp_tui.telemetry.places import runtime as runtime
 from fsdp_tui.telemetry.places import said
+
+if TYPE_CHECKING:
+    from fsdp_tui.telemetry.state import RunState
 
 SOCKET_PATH_MAX = 107
 """Bytes of a Unix socket's path (sockaddr_un, without its terminating zero)."""
@@ -105,6 +112,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Why it failed or was lost."""
     unrecorded: str = ""
     """Since when its recording cannot be written, and why; empty when it can."""
+    loss_lost: str = ""
+    """What the loss is when it is no number, which JSON cannot hold: "nan", "inf" or "-inf"; `loss` is null then."""
+
+    @property
+    def last_loss(self) -> float | None:
+        """Of the newest step; NaN and infinity where that was measured, None where no loss is known."""
+        return float(self.loss_lost) if self.loss_lost in ("nan", "inf", "-inf") else self.loss
 
 
 class _Spec(msgspec.Struct):
@@ -139,6 +153,7 @@ class RunEntry:
     steps: int
     planned_steps: int | None
     loss: float | None
+    """NaN or infinite where that was measured; None: not known."""
     problem: str
     """One line on what is wrong with the run or its files; empty when nothing is."""
     paths: RunPaths
@@ -277,6 +292,54 @@ def read_summary(paths: RunPaths) -> Summary:
         raise RunError(f"{paths.summary}: {said(error)}") from None
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RunError(f"summary.json is damaged: {_one_line(error)}") from None
+
+
+def summary_of(run_id: str, state: RunState, unrecorded: str = "") -> Summary:
+    """What a list shows of a run in this state. The loss is that of the step beside it, which all ranks have finished."""
+    launched = state.launched
+    structures = [rank.structure for rank in state.ranks.values() if rank.structure]
+    steps = min((rank.last.step if rank.last else 0 for rank in state.ranks.values()), default=0)
+    at = bisect_left(state.steps, steps)
+    loss = None
+    if at < len(state.steps) and state.steps[at] == steps and state.loss_count[at]:
+        loss = state.loss_sum[at] / state.loss_count[at]
+    is_number = loss is None or math.isfinite(loss)
+    return Summary(
+        run_id=run_id,
+        name=launched.name if launched else run_id,
+        state=state.state,
+        created_ns=launched.created_ns if launched else _time_of(run_id) or time.time_ns(),
+        ended_ns=state.ended.ended_ns if state.ended else None,
+        strategy=launched.strategy if launched else "",
+        effective=structures[0].effective if structures else "",
+        world_size=state.world_size,
+        steps=steps,
+        planned_steps=launched.steps if launched else None,
+        loss=loss if is_number else None,
+        reason=state.ended.reason if state.ended else "",
+        unrecorded=unrecorded,
+        loss_lost="" if is_number else str(loss),
+    )
+
+
+def _recorded_summary(paths: RunPaths) -> Summary | None:
+    """What the recording says of an ended run whose summary cannot be read; None when it cannot be read either."""
+    try:
+        found = paths.recording.stat()
+    except OSError:
+        return None
+    return _summary_from(paths, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=64)
+def _summary_from(paths: RunPaths, changed_ns: int, nbytes: int) -> Summary | None:
+    """Reading a recording takes time, and a list is made again and again: once for each state of the file."""
+    from fsdp_tui.telemetry.recording import RecordingError, load_state
+
+    try:
+        return summary_of(paths.id, load_state(paths.recording))
+    except RecordingError:
+        return None
 
 
 # The runtime files of a live run
@@ -449,6 +512,10 @@ def _entry(paths: RunPaths) -> RunEntry:
     except RunError as error:
         if paths.summary.exists():
             problem = str(error)
+        summary = None if live else _recorded_summary(paths)
+        if summary is not None:
+            problem = f"{problem or 'summary.json is missing'}; taken from the recording"
+    if summary is None:
         try:
             launch = msgspec.json.decode(paths.launch.read_bytes(), type=_Launch)
             summary = Summary(
@@ -470,7 +537,7 @@ def _entry(paths: RunPaths) -> RunEntry:
     try:
         note = read_note(paths.note)
     except NoteError as error:
-        note, problem = Note(), problem or str(error)
+        note, problem = Note(), "; ".join(filter(None, (problem, str(error))))
     if summary is None:
         return RunEntry(
             id=paths.id,
@@ -506,7 +573,7 @@ def _entry(paths: RunPaths) -> RunEntry:
         world_size=summary.world_size,
         steps=summary.steps,
         planned_steps=summary.planned_steps,
-        loss=summary.loss,
+        loss=summary.last_loss,
         problem=problem or "; ".join(filter(None, (summary.reason, summary.unrecorded))),
         paths=paths,
         note=note,

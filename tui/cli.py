@@ -123,6 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
     remove = commands.add_parser("rm", help="delete recorded runs")
     remove.add_argument("runs", metavar="RUN", nargs="+")
     remove.add_argument("--json", action="store_true", help="JSON on stdout")
+    remove.add_argument("--yes", "-y", action="store_true", help="do not ask")
     prune = commands.add_parser("prune", help="delete old recorded runs")
     prune.add_argument("--keep", type=int, default=20, metavar="N", help="how many of the newest to keep (default 20)")
     prune.add_argument("--json", action="store_true", help="JSON on stdout")

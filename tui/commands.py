@@ -57,6 +57,8 @@ STACKS_PATIENCE_S = 3.0
 """A rank answers at once, or not at all."""
 BEGIN_PATIENCE_S = 180.0
 """For ranks that are coming up: torch is imported, weights are loaded."""
+NAME_MOST = 30
+"""Cells of a run's name in the list on a terminal."""
 COMMAND_PATIENCE_S = 60.0
 """For pause and resume: a step may take long."""
 
@@ -409,10 +411,12 @@ def _runs(parsed: argparse.Namespace) -> int:
         print("no runs yet: fsdp-tui demo starts one", file=sys.stderr)
     else:
         now = time.time_ns()
+        # One long name would push every row past the terminal; a file or a pipe gets all of it.
+        name_most = NAME_MOST if sys.stdout.isatty() else sys.maxsize
         rows = [
             [
                 entry.id,
-                entry.name,
+                fmt.shortened(entry.name, name_most),
                 entry.state,
                 entry.effective or entry.strategy or (fmt.UNKNOWN if entry.state == "damaged" else fmt.OWN),
                 str(entry.world_size or fmt.UNKNOWN),
@@ -439,7 +443,7 @@ def _entry(entry: RunEntry) -> dict[str, Any]:
         "world_size": entry.world_size or None,
         "steps": entry.steps,
         "planned_steps": entry.planned_steps,
-        "loss": entry.loss,
+        "loss": finite(entry.loss),
         "problem": entry.problem,
         "note": entry.note.text,
         "tags": list(entry.note.tags),
@@ -543,7 +547,7 @@ def _print_steps(run: RunView, printed: int, *, as_json: bool) -> int:
             print(json.dumps(record), flush=True)
         else:
             print(
-                f"step {step:,}  loss {fmt.number(loss)}  step {fmt.duration(step_ns)}"
+                f"step {step:,}  loss {fmt.number(loss if series.loss_known[at] else None)}  step {fmt.duration(step_ns)}"
                 f"  {fmt.rate(rate)} {run.throughput.unit}",
                 flush=True,
             )
@@ -820,7 +824,14 @@ def _compare(parsed: argparse.Namespace) -> int:
 
 
 def _rm(parsed: argparse.Namespace) -> int:
-    entries = [resolve(ref) for ref in parsed.runs]
+    entries = list({entry.id: entry for entry in map(resolve, parsed.runs)}.values())
+    if not parsed.yes:
+        which = ", ".join(f"{entry.name} ({entry.id})" for entry in entries)
+        if not sys.stdin.isatty():
+            raise CommandError(f"would delete {which}: say --yes")
+        print(f"delete {which}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return 1
     for entry in entries:
         remove(entry)
         print(f"deleted {entry.id}", file=sys.stderr)

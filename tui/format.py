@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from rich.cells import cell_len, set_cell_size
+
 UNKNOWN = "–"
 OWN = "the script's own"
 """For what a launch leaves to the script."""
@@ -185,10 +187,16 @@ def age(ns: Value) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """Text of exactly this width; what is cut ends in "…"."""
-    if len(text) <= width:
-        return text.ljust(width)
-    return text[: width - 1] + "…" if width > 0 else ""
+    """Text of exactly so many cells, of which a wide character takes two; what is cut ends in "…"."""
+    spare = width - cell_len(text)
+    if spare >= 0:
+        return text + " " * spare
+    return set_cell_size(text, width - 1) + "…" if width > 0 else ""
+
+
+def shortened(text: str, width: int) -> str:
+    """Text of at most so many cells; what is cut ends in "…"."""
+    return text if cell_len(text) <= width else fit(text, width)
 
 
 def reading(name: str, value: Value) -> str:

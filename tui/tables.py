@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
+
 from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
@@ -30,12 +32,13 @@ LABELS = {
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Aligned columns: the first `left` to the left, the others to the right."""
-    widths = [max(len(row[at]) for row in (header, *rows)) for at in range(len(header))]
+    widths = [max(cell_len(row[at]) for row in (header, *rows)) for at in range(len(header))]
     lines = []
     for row in (header, *rows):
-        cells = [
-            cell.ljust(w) if at < left else cell.rjust(w) for at, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = []
+        for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            spare = " " * (width - cell_len(cell))
+            cells.append(cell + spare if at < left else spare + cell)
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 

@@ -223,7 +223,7 @@ def test_compare_and_delete(fsdp_tui: Program, a: dict[str, Any]) -> None:
     document = fsdp_tui.json("compare", "a", "brief")
     assert document["equivalence"]["steps_compared"] == 5
     assert document["equivalence"]["agrees"] is True
-    fsdp_tui("rm", "brief")
+    fsdp_tui("rm", "brief", "--yes")
     fsdp_tui("show", "brief", code=1)
     assert "none is kept (--keep): say --yes" in fsdp_tui("prune", "--keep", "0", code=1).stderr
     nothing = fsdp_tui("prune").stderr

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from fsdp_tui.telemetry.messages import PHASES, Launched, Structure
 from fsdp_tui.telemetry.state import RunState
@@ -18,7 +20,7 @@ from fsdp_tui.tui.pace import FRAMES, Pace
 from fsdp_tui.tui.screens.bands import Band, fit_bands
 from fsdp_tui.tui.screens.logs import KEEP_BYTES, LogView, Tail
 from fsdp_tui.tui.screens.run import bands_for, lateness, trend
-from fsdp_tui.tui.widgets.chart import LABEL, row_text
+from fsdp_tui.tui.widgets.chart import LABEL, row_text, row_width
 from fsdp_tui.tui.widgets.chrome import HeaderFacts, ago, draw_header
 from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread, write_strategies
 from fsdp_tui.tui.widgets.table import TableColumn, draw_table, paragraph
@@ -139,6 +141,19 @@ def test_paragraphs_keep_every_word(width: int) -> None:
     rows = [row_text(row) for row in paragraph(text, width, first=[("✓ ", LABEL)] if width > 2 else [])]
     assert {len(row) for row in rows} == {width}
     assert "".join("".join(rows).split()).removeprefix("✓") == "".join(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+@pytest.mark.parametrize("name", ["n" * 130, "学習" * 40, "🔥" * 70], ids=["long", "wide", "emoji"])
+def test_a_long_name_leaves_room_in_the_header(name: str, width: int) -> None:
+    """It is cut; strategy, ranks, step and age stay. A wide character takes two cells."""
+    recipe = Recipe(name=name)
+    row = draw_header(HeaderFacts(recipe.state().view(), True, recipe.now_ns), width)
+    text = row_text(row)
+    assert cell_len(text) == row_width(row) == width
+    assert re.search(rf"LIVE  {name[0]}+.*…? · fsdp2:full_shard · \d × .* · step 40", text)
+    assert text.rstrip().endswith("0.2 s old")
+    assert name[:4] in text
 
 
 @pytest.mark.parametrize("width", range(1, 200, 7))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
@@ -14,7 +14,7 @@ from textual.widget import Widget
 from fsdp_tui.tui.theme import Ink, Palette, letters_mode, palette_for
 
 Row = list[tuple[str, Ink]]
-"""One line of a chart: pieces of text, each with its ink, of one cell per character."""
+"""One line of a chart: pieces of text, each with its ink."""
 
 LABEL = Ink("label")
 QUIET = Ink("quiet")
@@ -27,8 +27,8 @@ def row_text(row: Row) -> str:
 
 
 def row_width(row: Row) -> int:
-    """Cells that the row takes."""
-    return sum(len(text) for text, _ in row)
+    """Cells that the row takes: other scripts' names and emoji take two per character."""
+    return sum(cell_len(text) for text, _ in row)
 
 
 def crop(row: Row, width: int) -> Row:
@@ -37,8 +37,9 @@ def crop(row: Row, width: int) -> Row:
     for text, ink in row:
         if width <= 0:
             break
-        out.append((text[:width], ink))
-        width -= len(text)
+        cells = cell_len(text)
+        out.append((text if cells <= width else set_cell_size(text, width), ink))
+        width -= cells
     if width > 0:
         out.append((" " * width, LABEL))
     return out
@@ -61,7 +62,7 @@ def changed_cells(before: Row | None, after: Row | None, width: int) -> tuple[in
     """From which cell on, and up to which, two lines of this width differ: whole pieces; equal numbers when they do not."""
     if before == after:
         return 0, 0
-    if before is None or after is None or any(_cells(row) != width for row in (before, after)):
+    if before is None or after is None or any(row_width(row) != width for row in (before, after)):
         return 0, width  # what is drawn is padded or cut
     begin, end = 0, width
     for old, new in zip(before, after, strict=False):
@@ -73,11 +74,6 @@ def changed_cells(before: Row | None, after: Row | None, width: int) -> tuple[in
             break
         end -= cell_len(new[0])
     return min(begin, end), max(begin, end)
-
-
-def _cells(row: Row) -> int:
-    """Other scripts' names take two cells per character."""
-    return sum(cell_len(text) for text, _ in row)
 
 
 def flow(pieces: Sequence[Row], width: int, *, gap: str = "  ") -> tuple[Row, int]:

@@ -19,6 +19,8 @@ from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Chart, Row, crop, r
 
 STALE_NS = 3_000_000_000
 """Ranks give a sign of life twice a second; after this long without one the picture is stale."""
+NAME_LEAST = 10
+"""Cells of a run's name that are shown before other parts of the header."""
 DAMAGED = StateMark("✗", "DAMAGED", "bad")
 
 
@@ -136,6 +138,10 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
         _Part(1, [(steps, LABEL)] if steps else []),
         _Part(6, [(fmt.clock(until - run.started_ns), LABEL)] if run.started_ns and until >= run.started_ns else []),
     ]
+    # A name of any length leaves room for what is as needed.
+    others = [part for part in parts if part.row and part.need <= 4 and part is not parts[1]]
+    room = width - 1 - len(right) - 2 - _width([*others, _Part(2, [("", STRONG)])])
+    parts[1] = _Part(2, [(fmt.shortened(run.name or "unnamed", max(NAME_LEAST, room)), STRONG)])
     # How old the data are is said in fewer words before the strategy goes; the strategy goes before the age does.
     for wide, enough in ((right, 3), (right.removeprefix("data ").removeprefix("ended "), 2), ("", 0)):
         chosen = [part for part in parts if part.row]

@@ -13,6 +13,8 @@ import pytest
 
 from fsdp_tui.telemetry import rundir
 from fsdp_tui.telemetry.launch import LaunchSpec, make_run
+from fsdp_tui.telemetry.messages import Ended, Message, encode
+from fsdp_tui.telemetry.recording import Recorder
 from fsdp_tui.telemetry.rundir import (
     HomeError,
     ProcessId,
@@ -33,8 +35,11 @@ from fsdp_tui.telemetry.rundir import (
     resolve,
     resolve_live,
     runtime,
+    summary_of,
     write_file,
 )
+from fsdp_tui.telemetry.state import RunState
+from tests.unit.telemetry.messages_for_tests import hello, launched, step, structure
 
 SECOND = 10**9
 NOON = 1_767_268_800 * SECOND
@@ -125,6 +130,51 @@ def test_a_damaged_summary_or_launch_is_an_entry_with_a_reason(damage: bytes) ->
     assert "\n" not in entries[broken.id].problem
     remove(entries[broken.id])
     assert [entry.id for entry in list_runs()] == [fine.id]
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"garbage"])
+def test_the_list_takes_from_the_recording_what_a_lost_summary_said(damage: bytes | None) -> None:
+    """As `show` does, and says that the summary is damaged; not for a run whose recording cannot be read either."""
+    paths, gone = recorded(0, "whole"), recorded(1, "gone")
+    state, recorder = RunState(), Recorder(paths.recording)
+    steps = (step(rank, number, loss=float(number + rank)) for number in range(1, 8) for rank in (0, 1))
+    messages: list[Message] = [
+        launched(),
+        hello(0),
+        hello(1),
+        structure(0),
+        *steps,
+        Ended(state="finished", ended_ns=9, exit_codes={}),
+    ]
+    for message in messages:
+        state.apply(message)
+        recorder.add(message, encode(message), 1_000)
+    recorder.close(state)
+    gone.recording.write_bytes(b"garbage")
+    for one in (paths, gone):
+        if damage is None:
+            one.summary.unlink()
+        else:
+            one.summary.write_bytes(damage)
+    paths.note.write_bytes(b"[]")
+    entries = {entry.id: entry for entry in list_runs()}
+    entry = entries[paths.id]
+    assert (entry.state, entry.name, entry.steps, entry.loss, entry.ended_ns) == ("finished", "a", 7, 7.5, 9)
+    assert ("summary.json is missing" if damage is None else "summary.json is damaged") in entry.problem
+    assert "taken from the recording" in entry.problem
+    assert "note.json is damaged" in entry.problem
+    assert entries[gone.id].state == "damaged"
+
+
+def test_the_loss_of_a_list_is_that_of_the_step_beside_it() -> None:
+    """While one rank is a step ahead: the mean of the step that both have finished."""
+    state = RunState()
+    for message in (launched(), hello(0), hello(1), step(0, 1, loss=4.0), step(1, 1, loss=6.0), step(0, 2, loss=1.0)):
+        state.apply(message)
+    summary = summary_of("20260101-120000-abcd", state)
+    assert (summary.steps, summary.loss) == (1, 5.0)
+    state.apply(step(1, 2, loss=2.0))
+    assert summary_of("20260101-120000-abcd", state).loss == 1.5
 
 
 @pytest.mark.parametrize("damage", [b"", b"null", b'{"proto": 1}'])

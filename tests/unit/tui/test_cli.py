@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pty
+import sys
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.cells import cell_len
 
 from fsdp_tui.telemetry import presets
 from fsdp_tui.telemetry.launch import LaunchSpec, command_line
@@ -255,3 +263,60 @@ def test_a_note_takes_its_options_anywhere() -> None:
     assert (parsed.run, parsed.tag, parsed.text) == ("last", ["a", "b"], ["the text", "goes on"])
     assert parse(["note", "last", ""]).text == [""]
     assert parse(["note", "--json", "last", "--untag=a", "--", "-x"]).text == ["-x"]
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch, typed: str = "") -> Iterator[Callable[[], str]]:
+    """The program's input and output are a terminal on which this is typed; gives what it prints there."""
+    handle, child = pty.openpty()
+    tty.setraw(child)
+    with closing(os.fdopen(child, "r+b", buffering=0)) as raw, monkeypatch.context() as patch:
+        out = io.TextIOWrapper(raw, write_through=True)
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stdin", open(os.ttyname(child)))  # noqa: SIM115
+        os.write(handle, typed.encode())
+        yield lambda: os.read(handle, 65_536).decode()
+        sys.stdin.close()
+    os.close(handle)
+
+
+def kept(name: str, at_s: int) -> str:
+    """The id of a recorded run of this name."""
+    paths = create_run(at_s * 10**9)
+    summary = Summary(run_id=paths.id, name=name, state="finished", created_ns=at_s * 10**9)
+    paths.summary.write_bytes(msgspec.json.encode(summary))
+    return paths.id
+
+
+def test_rm_asks_before_it_deletes(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal; without one it wants --yes."""
+    one, two = kept("one", 1_767_268_800), kept("two", 1_767_268_801)
+    assert main(["rm", "one", "two"]) == 1
+    assert capsys.readouterr().err == f"fsdp-tui: would delete one ({one}), two ({two}): say --yes\n"
+    with terminal(monkeypatch, "\n"):
+        assert main(["rm", "one"]) == 1
+    assert f"delete one ({one})? [y/N]" in capsys.readouterr().err
+    assert {entry.id for entry in list_runs()} == {one, two}
+    with terminal(monkeypatch, "y\n"):
+        assert main(["rm", "one", one]) == 0
+    assert [entry.id for entry in list_runs()] == [two]
+    assert main(["rm", "two", "--yes"]) == 0
+    assert list_runs() == []
+
+
+def test_a_long_name_does_not_push_the_list_off_the_terminal(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Elsewhere it is whole; a wide character takes two cells."""
+    kept("n" * 130, 1_767_268_800)
+    kept("学習" * 40, 1_767_268_801)
+    assert main(["runs"]) == 0
+    assert "n" * 130 in capsys.readouterr().out
+    with terminal(monkeypatch) as printed:
+        assert main(["runs"]) == 0
+        lines = printed().splitlines()
+    assert f"{'n' * 29}…  finished" in lines[2]
+    assert len({cell_len(line.partition("finished")[0]) for line in lines[1:]}) == 1
+    assert "学習" in lines[1]
