@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fsdp_tui.telemetry.losses import lost
 from fsdp_tui.telemetry.view import RunView, total
 from fsdp_tui.telemetry.wording import percent
 
@@ -36,7 +37,8 @@ def advise(runs: Sequence[RunView], names: Sequence[str]) -> Advice | None:
     """Which of these runs to choose, and why; None unless two or more of one throughput unit and model are known.
 
     The best trade is the run whose loss of speed against the fastest, times its growth of the peak against the smallest, is
-    least: giving up half of the speed is as bad as taking twice the memory.
+    least: giving up half of the speed is as bad as taking twice the memory. Runs whose loss is no number any more are left
+    out, and the sentence says so: what a training costs that trains nothing is no figure to choose by.
     """
     trades = _trades(runs)
     if len(trades) < 2:
@@ -50,9 +52,17 @@ def advise(runs: Sequence[RunView], names: Sequence[str]) -> Advice | None:
     least = min(trade.peak for trade in trades)
     most = max(trade.per_s for trade in trades)
     text = _sentence(fastest, smallest, best, names, exact=(fastest.per_s, smallest.peak) == (most, least))
+    if out := left_out(runs, names):
+        text += f"; {out}"
     if any(rank.hello is not None and rank.hello.device == "cpu" for run in runs for rank in run.ranks):
         text += "; these are times of a CPU, and on GPUs the order may be another"
     return Advice(fastest.at, smallest.at, best.at, text)
+
+
+def left_out(runs: Sequence[RunView], names: Sequence[str]) -> str:
+    """Which runs are no choice, and why; empty when all are."""
+    found = [(names[at], gone) for at, run in enumerate(runs) if (gone := lost(run)) and gone.still]
+    return "; ".join(f"{name} is left out: its loss is no number ({gone.word}) {gone.when}" for name, gone in found)
 
 
 def _trades(runs: Sequence[RunView]) -> list[Trade]:
@@ -64,6 +74,9 @@ def _trades(runs: Sequence[RunView]) -> list[Trade]:
     for at, run in enumerate(runs):
         peaks = [total(rank.peak) for rank in run.ranks]
         known = [peak for peak in peaks if peak]
+        gone = lost(run)
+        if gone is not None and gone.still:
+            continue
         if run.throughput.per_s and known and len(known) == len(peaks):
             found.append(Trade(at, max(known), run.throughput.per_s))
     return found

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fsdp_tui.telemetry import stalls
 from fsdp_tui.telemetry.collectives import median_known
+from fsdp_tui.telemetry.losses import lost
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES
 from fsdp_tui.telemetry.view import (
     STATISTICAL,
@@ -267,13 +268,11 @@ def not_covered(run: RunView) -> Iterator[Verdict]:
 
 def loss_lost(run: RunView) -> Iterator[Verdict]:
     """A loss that is no number, or infinite."""
-    losses, steps = run.series.loss[run.series.loss_known], run.series.steps[run.series.loss_known]
-    lost = ~np.isfinite(losses)
-    if not lost.any():
+    found = lost(run)
+    if found is None:
         return
-    first = int(steps[lost][0])
-    word = "NaN" if np.isnan(losses[lost][0]) else "infinite"
-    still = bool(lost[-1])
+    first, still = found.step, found.still
+    word = "NaN" if found.word == "nan" else "infinite"
     by_rank = {rank.rank: rank.lost_at for rank in run.ranks if rank.lost_at is not None}
     began = min(by_rank.values(), default=None)
     earliest = [rank for rank, step in by_rank.items() if step == began]
@@ -291,7 +290,7 @@ def loss_lost(run: RunView) -> Iterator[Verdict]:
         severity="bad" if still else "warn",
         what=f"the loss has been {word} since step {first:,}" if still else f"the loss was {word} in step {first:,}",
         expected=0,
-        measured=int(lost.sum()),
+        measured=found.steps,
         unit="steps",
         reason=where,
         next=(

@@ -15,6 +15,7 @@ import numpy as np
 from fsdp_tui.telemetry.advice import advise
 from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.launch import SHARDING
+from fsdp_tui.telemetry.losses import last_loss, losses, lost
 from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES, Structure
 from fsdp_tui.telemetry.trace import summary
 from fsdp_tui.telemetry.view import (
@@ -29,6 +30,7 @@ from fsdp_tui.telemetry.view import (
     total,
 )
 from fsdp_tui.telemetry.volume import traffic
+from fsdp_tui.telemetry.wording import told_apart
 
 LOSS_TOLERANCE = {"fp32": 1e-4}
 """Largest difference of fp32 losses at equal steps that reordered sums explain; other types differ by their rounding."""
@@ -302,7 +304,7 @@ METRICS: tuple[tuple[str, str, Callable[[RunView], Value], Better | None], ...] 
     ("exposed_communication", "ns", lambda run: run.comm.exposed_ns, None),
     ("tokens_per_s", "tokens/s", lambda run: run.tokens_per_s, max),
     ("samples_per_s", "samples/s", lambda run: run.samples_per_s, max),
-    ("loss", "", lambda run: last_loss(run), None),
+    ("loss", "", last_loss, None),
 )
 """Rows of a comparison: memory of the fullest rank, bytes and times per step and rank. No best where less is not better
 by itself: a strategy that gathers more is not a worse one."""
@@ -315,17 +317,11 @@ def finite(value: Value) -> Value:
     return value if value is None or math.isfinite(value) else None
 
 
-def last_loss(run: RunView) -> float | None:
-    """Loss of the newest step that has one; a measured NaN is one."""
-    known = run.series.loss[run.series.loss_known]
-    return float(known[-1]) if known.size else None
-
-
 def compare(runs: Sequence[RunView]) -> dict[str, Any]:
     """Several runs as the document of `compare A B --json`; the first is the baseline."""
     return {
         "runs": [show(run) for run in runs],
-        "rows": metrics(runs),
+        "rows": [{**row, "values": [finite(value) for value in row["values"]]} for row in metrics(runs)],
         "equivalence": equivalence(runs),
         "comparability": comparability(runs),
         "differences": differences(runs),
@@ -336,13 +332,13 @@ def compare(runs: Sequence[RunView]) -> dict[str, Any]:
 
 
 def metrics(runs: Sequence[RunView]) -> list[dict[str, Any]]:
-    """A row per metric: its unit, the value of each run, and the index of the best where one is."""
+    """A row per metric: its unit, the value of each run, and the index of the best where one is. A loss may be NaN."""
     rows = []
     counted = "tokens_per_s" if any(run.throughput.unit == "tokens/s" for run in runs) else "samples_per_s"
     for metric, unit, read, better in METRICS:
         if metric in THROUGHPUT and metric != counted:
             continue
-        values = [finite(read(run)) for run in runs]
+        values = [read(run) for run in runs]
         known = [value for value in values if value is not None]
         best = values.index(better(known)) if better and len(known) > 1 and len(set(known)) > 1 else None
         rows.append({"metric": metric, "unit": unit, "values": values, "best": best})
@@ -351,18 +347,24 @@ def metrics(runs: Sequence[RunView]) -> list[dict[str, Any]]:
 
 def _advice(runs: Sequence[RunView]) -> dict[str, Any] | None:
     """Indices of the runs that it is about, and the sentence."""
-    said = advise(runs, [run.effective or run.name for run in runs])
+    said = advise(runs, told_apart([run.effective or run.name for run in runs]))
     return None if said is None else said._asdict()
 
 
 def equivalence(runs: Sequence[RunView]) -> dict[str, Any]:
-    """Whether all runs' losses agree with the first one's at equal steps."""
+    """Whether all runs' losses agree with the first one's at equal steps.
+
+    Numbers are subtracted; a number and none (NaN, infinite) at one step differ, and by nothing that could be subtracted.
+    """
     largest: float | None = None
     compared: int | None = None
+    apart = False
+    base = losses(runs[0])
     for run in runs[1:]:
-        base = _losses(runs[0])
-        other = _losses(run)
-        common = base.keys() & other.keys()
+        other = losses(run)
+        both = base.keys() & other.keys()
+        common = [step for step in both if math.isfinite(base[step]) and math.isfinite(other[step])]
+        apart |= any(math.isfinite(base[step]) != math.isfinite(other[step]) for step in both)
         compared = len(common) if compared is None else min(compared, len(common))
         if common:
             gap = max(abs(base[step] - other[step]) for step in common)
@@ -373,7 +375,11 @@ def equivalence(runs: Sequence[RunView]) -> dict[str, Any]:
         "loss_max_abs_diff": largest,
         "steps_compared": compared or 0,
         "tolerance": tolerance,
-        "agrees": largest <= tolerance if largest is not None and compared else None,
+        "agrees": False if apart else largest <= tolerance if largest is not None and compared else None,
+        "lost": [
+            None if found is None else {"step": found.step, "value": found.word, "still": found.still}
+            for found in map(lost, runs)
+        ],
     }
 
 
@@ -381,11 +387,6 @@ def _precision(run: RunView) -> str:
     """As launched, else as the ranks know it; fp32 where nobody says otherwise."""
     launched = run.launched.options.get("precision") if run.launched else None
     return str(launched or run.detail.get("precision") or "fp32")
-
-
-def _losses(run: RunView) -> dict[int, float]:
-    pairs = zip(run.series.steps.tolist(), run.series.loss.tolist(), strict=True)
-    return {step: loss for step, loss in pairs if math.isfinite(loss)}
 
 
 # Comparability

@@ -17,7 +17,7 @@ from typing import NamedTuple, TextIO
 from fsdp_tui.telemetry.grid import Figures, Place
 from fsdp_tui.telemetry.messages import CATEGORIES, COLLECTIVES, COMM_PHASES, PHASES, BadMessage, Capture, Step, decode
 from fsdp_tui.telemetry.recording import RecordingError, load_state, open_to_read, said
-from fsdp_tui.telemetry.report import compare
+from fsdp_tui.telemetry.report import metrics
 from fsdp_tui.telemetry.rundir import RunEntry
 from fsdp_tui.telemetry.view import Column, RankView, RunView
 
@@ -173,7 +173,7 @@ def comparison(runs: Sequence[RunView], names: Sequence[str]) -> Sheet:
     """A row per figure, a column per run, and which is best."""
     rows = (
         [row["metric"], row["unit"], *row["values"], names[row["best"]] if row["best"] is not None else None]
-        for row in compare(runs)["rows"]
+        for row in metrics(runs)
     )
     return Sheet("", ["figure", "unit", *names, "best"], rows)
 

@@ -38,6 +38,11 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
+def told_apart(names: Sequence[str]) -> list[str]:
+    """The names, with their numbers in front where two are alike."""
+    return list(names) if len(set(names)) == len(names) else [f"{at} {name}" for at, name in enumerate(names, 1)]
+
+
 def ranks(numbers: Sequence[int]) -> str:
     """ "rank 3", "ranks 0, 2-5": runs of neighbours joined, of many the first ones."""
     runs: list[list[int]] = []

@@ -13,7 +13,8 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from fsdp_tui.telemetry.advice import advise
+from fsdp_tui.telemetry.advice import advise, left_out
+from fsdp_tui.telemetry.losses import lost
 from fsdp_tui.telemetry.report import (
     METRICS,
     comparability,
@@ -25,6 +26,7 @@ from fsdp_tui.telemetry.report import (
     theory,
 )
 from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
+from fsdp_tui.telemetry.wording import told_apart
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.tables import LABELS, amount, column_name, share_lines, table
 from fsdp_tui.tui.theme import GROUPS, SERIES, THEMES
@@ -53,21 +55,34 @@ def findings(runs: Sequence[RunView], labels: Sequence[str]) -> list[Finding]:
     found = []
     if (advice := advise(runs, labels)) is not None:
         found.append(Finding("advice", advice.text))
-    found += [_losses(equivalence(runs)), *_sameness(runs)]
-    # A share of another model's states would say nothing.
-    found += [Finding("ok", line) for line in share_lines([run for run in runs if run.params == runs[0].params])]
+    elif out := left_out(runs, labels):
+        found.append(Finding("warn", f"no run to choose: {out}"))
+    found += [_losses(runs, labels), *_sameness(runs)]
+    found += [Finding("ok", line) for line in share_lines(runs, labels)]
     return [*found, *(_against_theory(label, run) for label, run in zip(labels, runs, strict=True))]
 
 
-def _losses(verdict: dict[str, Any]) -> Finding:
-    if verdict["agrees"] is None:
-        return Finding("note", "losses cannot be compared yet: no step has one in all runs")
-    word = "agree" if verdict["agrees"] else "differ"
-    return Finding(
-        "ok" if verdict["agrees"] else "bad",
-        f"losses {word}: largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)} over"
-        f" {verdict['steps_compared']:,} steps, tolerance {verdict['tolerance']:g}",
-    )
+def _losses(runs: Sequence[RunView], labels: Sequence[str]) -> Finding:
+    verdict = equivalence(runs)
+    gone = [(label, found) for label, run in zip(labels, runs, strict=True) if (found := lost(run))]
+    parts = [f"{label} has no number ({found.word}) {found.when}" for label, found in gone]
+    if steps := verdict["steps_compared"]:
+        parts.append(
+            f"largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)} over {steps:,} steps,"
+            f" tolerance {verdict['tolerance']:g}"
+        )
+    else:
+        parts.append("no step has a number in all runs")
+    severity = "bad" if gone or verdict["agrees"] is False else "note" if verdict["agrees"] is None else "ok"
+    return Finding(severity, f"losses {losses_word(runs)}: {'; '.join(parts)}")
+
+
+def losses_word(runs: Sequence[RunView]) -> str:
+    """What the losses of these runs do: "agree", "differ", or cannot be compared, yet if any is still to come."""
+    agrees = equivalence(runs)["agrees"]
+    if agrees is None:
+        return "cannot be compared yet" if any(run.ended is None for run in runs) else "cannot be compared"
+    return "agree" if agrees else "differ"
 
 
 def _sameness(runs: Sequence[RunView]) -> list[Finding]:
@@ -139,7 +154,7 @@ def times(traffic: dict[str, Any]) -> str:
 
 def as_text(runs: Sequence[RunView]) -> str:
     """Runs side by side as columns, the best of each row marked, and what there is to say of them."""
-    header = ["", *(column_name(run) for run in runs)]
+    header = ["", *told_apart([column_name(run) for run in runs])]
     lines = [table(header, _cells(runs, "{} *", "{}  ")), "", FOOTNOTE]
     return "\n".join([*lines, *(f"{one.mark} {one.text}" for one in findings(runs, header[1:]))])
 
@@ -393,7 +408,7 @@ def _draw_lines(
             picture.line(points, SERIES[at % len(SERIES)])
             picture.text(left + 8 + at * 26, top - 2, f"━{at + 1}", SERIES[at % len(SERIES)])
     else:
-        picture.text(left + 8, top + 20, "nothing is known yet", "quiet")
+        picture.text(left + 8, top + 20, "no step has a number", "quiet")
     picture.y = bottom + LINE * 1.5
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from rich.cells import cell_len
 
 from fsdp_tui.telemetry.bandwidth import note
+from fsdp_tui.telemetry.losses import last_loss
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
-from fsdp_tui.telemetry.report import last_loss
 from fsdp_tui.telemetry.stalls import doing
 from fsdp_tui.telemetry.view import RankView, RunView, category, model_states, total
 from fsdp_tui.tui import format as fmt
@@ -234,23 +234,25 @@ def failures(failed: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def share_lines(runs: Sequence[RunView]) -> list[str]:
-    """What part of the unsharded model states each sharded run keeps per rank, against an unsharded run among them."""
+def share_lines(runs: Sequence[RunView], labels: Sequence[str]) -> list[str]:
+    """What part of the unsharded model states each sharded run keeps per rank, against an unsharded run among them of the first
+    one's model: a share of another model's would say nothing."""
 
     def states(run: RunView) -> int | None:
         known = [held for rank in run.ranks if (held := model_states(rank.memory)) is not None]
         return max(known) if known and len(known) == len(run.ranks) else None
 
-    yardstick = next((run for run in runs if run.effective in ("single", "ddp")), None)
+    model = runs[0].params
+    yardstick = next((run for run in runs if run.effective in ("single", "ddp") and run.params == model), None)
     whole = states(yardstick) if yardstick else None
     if not yardstick or not whole:
         return []
     lines = []
-    for run in runs:
+    for label, run in zip(labels, runs, strict=True):
         held = states(run)
         if held and run.effective not in ("single", "ddp") and run.params == yardstick.params:
             lines.append(
-                f"{column_name(run)} keeps 1/{whole / held:.2f} of the unsharded model states per rank ({_count(run.world_size, 'rank')})"
+                f"{label} keeps 1/{whole / held:.2f} of the unsharded model states per rank ({_count(run.world_size, 'rank')})"
             )
     return lines
 

@@ -12,7 +12,8 @@ from textual.containers import VerticalScroll
 from textual.widget import Widget
 
 from fsdp_tui.telemetry import sheets
-from fsdp_tui.telemetry.report import equivalence, metrics, theory
+from fsdp_tui.telemetry.losses import lost
+from fsdp_tui.telemetry.report import metrics, theory
 from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
@@ -21,6 +22,7 @@ from fsdp_tui.tui.comparison import (
     FORMATS,
     TRAFFIC,
     findings,
+    losses_word,
     mark,
     match,
     names,
@@ -398,11 +400,11 @@ THEORY = (
 
 
 def agreement(runs: Sequence[RunView]) -> Row:
-    """Whether the losses agree, in two words."""
-    agrees = equivalence(runs)["agrees"]
-    if agrees is None:
-        return [("? losses not comparable yet", Ink("note"))]
-    return [("✓ losses agree", Ink("ok"))] if agrees else [("▲ losses differ", Ink("bad", bold=True))]
+    """Whether the losses agree, in a few words."""
+    word, gone = losses_word(runs), [found for run in runs if (found := lost(run))]
+    if gone or word == "differ":
+        return [(f"▲ losses {word}" + (f" ({gone[0].word})" if gone else ""), Ink("bad", bold=True))]
+    return [("✓ losses agree", Ink("ok"))] if word == "agree" else [(f"? losses {word}", Ink("note"))]
 
 
 def draw_trends(runs: Sequence[RunView], width: int, height: int) -> list[Row]:

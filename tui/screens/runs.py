@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -111,7 +112,7 @@ class RunsScreen(View):
             "state": (not entry.live, entry.state, -entry.created_ns),
             "strategy": entry.effective or entry.strategy,
             "steps": -entry.steps,
-            "loss": entry.loss,
+            "loss": entry.loss if entry.loss is None or math.isfinite(entry.loss) else math.inf,
             "size": -size if size is not None else None,
         }[SORTS[self.sort]]
         return value is None, 0 if value is None else value

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
-from fsdp_tui.telemetry.advice import advise
+from fsdp_tui.telemetry.advice import advise, left_out
 from fsdp_tui.telemetry.messages import Step
 from fsdp_tui.telemetry.report import show
 from fsdp_tui.telemetry.state import RunState
@@ -16,7 +18,15 @@ from .messages_for_tests import column, hello, launched, step, structure
 SECOND = 1_000_000_000
 
 
-def a_run(peak: int, step_ns: int, *, tokens: int | None = 100, device: str = "cuda:0", params: int = 500) -> RunView:
+def a_run(
+    peak: int,
+    step_ns: int,
+    *,
+    tokens: int | None = 100,
+    device: str = "cuda:0",
+    params: int = 500,
+    losses: Sequence[float] = (4.0, 3.0, 2.0, 1.0),
+) -> RunView:
     """Two ranks, four steps of 32 samples each."""
     state = RunState()
     state.apply(launched(2, "fsdp2:full_shard"))
@@ -30,6 +40,7 @@ def a_run(peak: int, step_ns: int, *, tokens: int | None = 100, device: str = "c
                 step_ns=step_ns,
                 tokens=tokens,
                 samples=32,
+                loss=losses[number - 1],
                 metrics={"lr": 0.5 + rank} if number < 4 else {},
             )
             state.apply(one)
@@ -63,6 +74,23 @@ def test_alike_is_not_told_apart() -> None:
     assert advice is not None
     assert advice.fastest == advice.smallest == 1
     assert advice.text == "b is the fastest and the smallest, within 3 %: nothing speaks for another"
+
+
+def test_a_run_whose_loss_is_lost_is_no_choice() -> None:
+    """a is the fastest and the smallest, and trains nothing from step 3 on; where it came back, it is a choice."""
+    nan = float("nan")
+    lost = a_run(100, SECOND // 9, losses=(4.0, 3.0, nan, nan))
+    advice = advise([lost, a_run(1000, SECOND), a_run(400, SECOND // 2)], NAMES)
+    assert advice is not None
+    assert (advice.fastest, advice.smallest, advice.trade) == (2, 2, 2)
+    out = "a is left out: its loss is no number (nan) from step 3 on"
+    assert advice.text == f"c is the fastest and the smallest: nothing speaks for another; {out}"
+    assert advise([lost, a_run(1000, SECOND)], NAMES) is None
+    assert left_out([lost, a_run(1000, SECOND)], NAMES) == out
+    back = a_run(100, SECOND // 9, losses=(4.0, float("inf"), 2.0, 1.0))
+    advice = advise([back, a_run(1000, SECOND)], NAMES)
+    assert advice is not None
+    assert advice.text == "a is the fastest and the smallest: nothing speaks for another"
 
 
 def test_times_of_a_cpu_are_said_to_be() -> None:

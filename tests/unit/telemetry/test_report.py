@@ -128,6 +128,37 @@ def test_losses_agree_within_the_tolerance(other: float, agrees: bool) -> None:
     assert verdict["loss_max_abs_diff"] == pytest.approx(other - 2.0)
 
 
+def test_a_loss_that_is_no_number_differs_from_one_that_is() -> None:
+    """A NaN has no difference to a number, so it must not be left out of the comparison. Two NaN at one step are no difference."""
+    nan = float("nan")
+    good, lost = some_losses(3.0, 2.0, 1.0), some_losses(3.0, nan, nan)
+    for runs in ([lost, good], [good, lost]):
+        document = json.loads(json.dumps(compare(runs), allow_nan=False))
+        verdict = document["equivalence"]
+        assert (verdict["agrees"], verdict["loss_max_abs_diff"], verdict["steps_compared"]) == (False, 0.0, 1)
+        assert [verdict["lost"][runs.index(run)] for run in (good, lost)] == [
+            None,
+            {"step": 2, "value": "nan", "still": True},
+        ]
+        rows = {row["metric"]: row["values"] for row in document["rows"]}
+        assert [rows["loss"][runs.index(run)] for run in (good, lost)] == [1.0, None]
+    assert equivalence([lost, some_losses(3.0, nan, nan)])["agrees"] is True
+    assert equivalence([some_losses(nan, nan), some_losses(nan, nan)])["agrees"] is None
+    assert equivalence([good, some_losses(3.0, float("inf"), 1.0)])["lost"][1] == {
+        "step": 2,
+        "value": "inf",
+        "still": False,
+    }
+
+
+def some_losses(*losses: float) -> RunView:
+    state = RunState()
+    state.apply(launched(1, "ddp"))
+    for number, loss in enumerate(losses, 1):
+        state.apply(step(0, number, loss=loss))
+    return state.view()
+
+
 def test_nothing_in_common_is_not_agreement() -> None:
     """Without a common step agreement is not known."""
     empty = RunState().view()
