@@ -32,6 +32,7 @@ from fsdp_tui.telemetry.messages import (
     Goodbye,
     Hello,
     Message,
+    Step,
     decode,
     encode,
 )
@@ -54,8 +55,10 @@ from fsdp_tui.telemetry.rundir import (
     write_file,
     write_over,
 )
+from fsdp_tui.telemetry.stalls import STALLED_NS, stalled
 from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.thinning import Thinning
+from fsdp_tui.telemetry.wording import duration
 
 BATCH_S = 0.05
 COMMIT_S = 0.2
@@ -68,6 +71,8 @@ SILENT_S = 3.0
 """A rank that sent nothing for so long is looked for."""
 UNANSWERED_S = 10.0
 """One that sent nothing for so long, and lives, is an event."""
+STALL_LOOK_S = 2.0
+"""Between looks at whether a training without steps stands still: each takes a picture of all ranks."""
 ORPHANED_S = 5.0
 """How long ranks may outlive their launcher before the run is called lost all the same."""
 REPLY_S = 1.0
@@ -126,6 +131,10 @@ class Hub:
         self._gone: set[int] = set()
         self._silent: set[int] = set()
         """Ranks of which it was said that they do not answer."""
+        self._stepped_s = self._looked_s = time.monotonic()
+        """When the newest step came, and when it was last looked for a stall."""
+        self._stalled = False
+        """Whether it was said that no step comes."""
         self._orphaned_s: float | None = None
         self._done = False
 
@@ -187,6 +196,8 @@ class Hub:
                 self.state = load_state(recording)
             except RecordingError as error:
                 self._event("recording_damaged", "bad", f"the record so far is lost: {error}")
+        told = [event.kind for event in self.state.events if event.kind in ("stalled", "stall_over")]
+        self._stalled = told[-1:] == ["stalled"]
         self._open_recorder()
         if self.state.launched is None:
             try:
@@ -305,12 +316,15 @@ class Hub:
     def _take(self, message: Message, body: bytes | None = None) -> None:
         """The one way in: state, recording, viewers."""
         body = encode(message) if body is None else body
+        first_lost = isinstance(message, Step) and self._first_lost(message)
         self.state.apply(message)
         if self._recorder is not None:
             self._recorder.add(message, body, time.time_ns())
         self._batch.append((message, body))
         if isinstance(message, Capture):
             self._captured(message)
+        elif isinstance(message, Step):
+            self._stepped(message, first_lost=first_lost)
         rank = getattr(message, "rank", None)
         if isinstance(rank, int) and not isinstance(message, Event):
             self._heard_s[rank] = time.monotonic()
@@ -321,6 +335,23 @@ class Hub:
 
     def _event(self, kind: str, severity: str, text: str, rank: int | None = None, step: int | None = None) -> None:
         self._take(Event(at_ns=time.time_ns(), kind=kind, severity=severity, text=text, rank=rank, step=step))
+
+    def _first_lost(self, step: Step) -> bool:
+        """Whether this is the first loss of any rank that is no number."""
+        lost = step.loss is not None and not math.isfinite(step.loss)
+        return lost and all(rank.lost_at is None for rank in self.state.ranks.values())
+
+    def _stepped(self, step: Step, *, first_lost: bool) -> None:
+        """Says that a loss is lost, the first time, and that a stall is over."""
+        if first_lost and step.loss is not None:
+            word = "NaN" if math.isnan(step.loss) else "infinite"
+            self._event("loss_lost", "bad", f"the loss is {word} on rank {step.rank}", step.rank, step.step)
+        now_s = time.monotonic()
+        if self._stalled:
+            self._stalled = False
+            idle = duration((now_s - self._stepped_s) * 1e9)
+            self._event("stall_over", "note", f"steps go on, after {idle}", step.rank, step.step)
+        self._stepped_s = now_s
 
     def _captured(self, capture: Capture) -> None:
         """Says so once all ranks that were asked have sent theirs; a rank that could not is said at once."""
@@ -586,6 +617,7 @@ class Hub:
 
     def _check_alive(self, now_s: float) -> None:
         self._look_for_silent(now_s)
+        self._look_for_stall(now_s)
         for rank in self._present():
             known = self.state.ranks[rank].hello
             if (
@@ -632,6 +664,15 @@ class Hub:
             elif silent_s < SILENT_S and rank in self._silent:
                 self._silent.discard(rank)
                 self._event("rank_answers", "note", f"rank {rank} answers again", rank)
+
+    def _look_for_stall(self, now_s: float) -> None:
+        """That no step comes for long is an event, in the words of the verdict; `_stepped` says when one comes again."""
+        if self._stalled or now_s - self._stepped_s < STALLED_NS / 1e9 or now_s - self._looked_s < STALL_LOOK_S:
+            return
+        self._looked_s = now_s
+        for verdict in stalled(self.state.view()):
+            self._stalled = True
+            self._event("stalled", verdict.severity, f"{verdict.what}; {verdict.reason}", step=self._step())
 
     def _ended_alone(self) -> Ended:
         """The end of a run that no launcher of ours has started: what its ranks said last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -22,7 +23,7 @@ from fsdp_tui.telemetry import hub as hub_module
 from fsdp_tui.telemetry import thinning, wire
 from fsdp_tui.telemetry.client import CommandRefused, RunClient, open_run
 from fsdp_tui.telemetry.hub import Hub
-from fsdp_tui.telemetry.messages import Ack, Command, Ended, Event, Goodbye, decode, encode
+from fsdp_tui.telemetry.messages import Ack, Beat, Command, Ended, Event, Goodbye, Message, Where, decode, encode
 from fsdp_tui.telemetry.recording import load_state
 from fsdp_tui.telemetry.rundir import ProcessId, paths_of, read_run_file, resolve
 from tests.unit.telemetry.hub_for_tests import HubProcess, here, new_run, until
@@ -413,3 +414,56 @@ def test_a_capture_goes_to_the_ranks_and_comes_back(hub: HubProcess) -> None:
         until(lambda: client.poll(20) is not None and "capture_failed" in kinds(client), "the failure is told")
     hub.end()
     assert load_state(hub.paths.recording).ranks[1].captures == [capture(1, id=reply.id)]
+
+
+def test_a_lost_loss_and_a_stall_are_events(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, live and in the recording: where the loss was lost first, and where steps stop coming and go on."""
+    monkeypatch.setattr(hub_module, "STALLED_NS", 200_000_000)  # until the hub looks; what a stall is stays as it is
+    monkeypatch.setattr(hub_module, "STALL_LOOK_S", 0.05)
+    monkeypatch.setattr(hub_module, "CHECK_S", 0.05)
+    served = ThreadedHub(None)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    up = wire.connect(context, zmq.PUSH, read_run_file(served.paths.run_file).endpoints["up"])
+
+    def send(*messages: Message) -> None:
+        for message in messages:
+            up.send(encode(message))
+
+    def steps(number: int, *losses: float) -> None:
+        send(*(step(rank, number, loss=loss) for rank, loss in enumerate(losses)))
+
+    def beats(idle_s: int) -> None:
+        """Rank 1 has made fewer calls than rank 0, and neither has moved for so long."""
+        now_ns = time.time_ns()
+        for sent_ns in (now_ns - idle_s * 1_000_000_000, now_ns):
+            send(*(Beat(rank, 1, sent_ns, 5, 9, 0, where=Where("forward", 9 - rank, 0, 0, True)) for rank in (0, 1)))
+
+    try:
+        send(here(0), here(1))
+        for number in range(1, 4):
+            steps(number, 2.0, 2.0)
+        steps(4, 2.0, float("nan"))
+        steps(5, float("nan"), float("nan"))
+        with open_run(served.paths.id) as client:
+            until(lambda: "loss_lost" in kinds(client), "the loss")
+            beats(20)
+            until(lambda: "stalled" in kinds(client), "the stall")
+            steps(6, float("nan"), float("nan"))
+            until(lambda: "stall_over" in kinds(client), "its end")
+            for rank in (0, 1):
+                send(Goodbye(rank=rank, incarnation=1, reason="finished", steps=6))
+            until(lambda: (client.poll(20), not client.live)[1], "the end")
+            said = [(found.kind, found.severity, found.rank, found.step) for found in client.state.events]
+            assert said == [
+                ("loss_lost", "bad", 1, 4),
+                ("stalled", "warn", None, 5),
+                ("stall_over", "note", 0, 6),
+            ]
+            lost, stalled, _ = (found.text for found in client.state.events)
+            assert lost == "the loss is NaN on rank 1"
+            assert stalled.startswith("no step for 20 s: rank 1 is behind; rank 1 waits in the all-gather")
+        assert load_state(served.paths.recording).events == client.state.events
+        assert math.isnan(resolve(served.paths.id).loss or 0.0)
+    finally:
+        up.close(linger=0)
+        context.destroy(linger=0)
