@@ -16,10 +16,11 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
-from fsdp_tui.telemetry import presets
+from fsdp_tui.telemetry import presets, sheets
 from fsdp_tui.telemetry.launch import LaunchSpec, command_line
 from fsdp_tui.telemetry.rundir import Summary, create_run, list_runs
 from fsdp_tui.tui.cli import main, parse, spec_from, split_script
+from fsdp_tui.tui.screens.runs import columns
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,29 @@ def test_prune_says_what_it_keeps(
     assert main(["prune", "--keep", "2", "--yes"]) == 0
     assert capsys.readouterr().err == "deleted 1 run; the newest 2 are kept (--keep)\n"
     assert len(list_runs()) == 2
+
+
+@pytest.mark.parametrize(("loss", "word"), [("nan", "nan"), ("", "–")])
+def test_a_measured_nan_is_told_from_a_loss_that_is_not_known(
+    loss: str, word: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the list of runs, its screen and in its CSV; in JSON, which has no NaN, both are null."""
+    monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FSDP_TUI_RUNTIME_DIR", str(tmp_path / "rt"))
+    paths = create_run(1_700_000_000 * 10**9)
+    about = Summary(run_id=paths.id, name="a", state="finished", created_ns=1, world_size=2, steps=7, loss_lost=loss)
+    paths.summary.write_bytes(msgspec.json.encode(about))
+    paths.alive.rmdir()
+    assert main(["runs"]) == 0
+    row = capsys.readouterr().out.splitlines()[1].split()
+    assert row[row.index("7") + 1] == word
+    assert main(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["loss"] is None
+    (column,) = (one for one in columns(list_runs(), [], {}, 2) if one.title == "loss")
+    assert column.cells == [word]
+    sheet = sheets.listing(list_runs(), {})
+    (cells,) = sheet.rows
+    assert str(cells[sheet.header.index("loss")]) == (loss or "None")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
