@@ -139,6 +139,8 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     demo_only: bool = False
+    maximum: int | None = None
+    """Beyond what any training of today can be: most likely a slip of the keyboard."""
     unset: str = ""
     """What it means to leave it out, where the default is None."""
 
@@ -158,12 +160,14 @@ class Option(NamedTuple):
             return "expected a number"
         if self.minimum is not None and value < self.minimum:
             return f"expected {self.minimum:g} or more"
+        if self.maximum is not None and value > self.maximum:
+            return f"expected {self.maximum:,} at most"
         return ""
 
 
 OPTIONS = (
     Option("name", "--name", str, "name of the run", unset="made from what is launched"),
-    Option("nproc", "--nproc", int, "number of ranks", minimum=1, unset="one per GPU, 2 on a CPU"),
+    Option("nproc", "--nproc", int, "number of ranks", minimum=1, maximum=1_024, unset="one per GPU, 2 on a CPU"),
     Option(
         "strategy", "--strategy", str, "single, ddp, fsdp1:full_shard, fsdp2:full_shard, fsdp2:hybrid_shard=2x2, ..."
     ),
@@ -172,12 +176,14 @@ OPTIONS = (
     Option("reduce", "--reduce", str, "type of the gradient reduction", DTYPES, unset="fp32"),
     Option("checkpointing", "--checkpointing", bool, "recompute each block's activations in backward"),
     Option("cpu_offload", "--cpu-offload", bool, "keep shards and optimizer states in host memory"),
-    Option("prefetch", "--prefetch", int, "units to gather ahead of their use", minimum=0),
+    Option("prefetch", "--prefetch", int, "units to gather ahead of their use", minimum=0, maximum=1_000),
     Option("compile", "--compile", bool, "torch.compile each block (fsdp2)"),
-    Option("steps", "--steps", int, "optimizer steps", minimum=1, unset="until stopped"),
+    Option("steps", "--steps", int, "optimizer steps", minimum=1, maximum=1_000_000_000, unset="until stopped"),
     Option("telemetry", "--telemetry", str, "off: launch without watching", ("on", "off")),
     Option("model", "--model", str, "size of the demo's model", MODELS, demo_only=True),
-    Option("accumulate", "--accumulate", int, "backwards per optimizer step", minimum=1, demo_only=True),
+    Option(
+        "accumulate", "--accumulate", int, "backwards per optimizer step", minimum=1, maximum=10_000, demo_only=True
+    ),
     Option(
         "no_sync",
         "--no-sync",
@@ -185,10 +191,18 @@ OPTIONS = (
         "reduce gradients in the last of the accumulated backwards only",
         demo_only=True,
     ),
-    Option("batch", "--batch", int, "sequences per optimizer step over all ranks", minimum=1, demo_only=True),
-    Option("seq", "--seq", int, "bytes per sequence", minimum=2, demo_only=True),
-    Option("lr", "--lr", float, "learning rate of AdamW", minimum=0, demo_only=True),
-    Option("seed", "--seed", int, "seed of weights and data order", minimum=0, demo_only=True),
+    Option(
+        "batch",
+        "--batch",
+        int,
+        "sequences per optimizer step over all ranks",
+        minimum=1,
+        maximum=1_000_000,
+        demo_only=True,
+    ),
+    Option("seq", "--seq", int, "bytes per sequence", minimum=2, maximum=1_000_000, demo_only=True),
+    Option("lr", "--lr", float, "learning rate of AdamW", minimum=0, maximum=1_000, demo_only=True),
+    Option("seed", "--seed", int, "seed of weights and data order", minimum=0, maximum=2**63 - 1, demo_only=True),
     Option(
         "data",
         "--data",

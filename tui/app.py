@@ -385,7 +385,7 @@ class Dashboard(App[int]):
         self.action_show("launch")
         screen = self.screen
         if isinstance(screen, LaunchScreen):
-            screen.fill(spec, focus="strategy")
+            screen.fill(spec, focus="strategy", effective=entry.effective)
 
     def entry_now(self, entry: RunEntry) -> RunEntry:
         """What is known by now of a run that was listed before."""

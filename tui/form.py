@@ -127,9 +127,7 @@ def read_form(values: Mapping[str, Value]) -> tuple[LaunchSpec, list[Problem]]:
         text = value.strip()
         if name == "strategy" and text == OTHER:
             text = str(values.get("strategy_text", "")).strip() or OTHER
-        if not text:
-            if field.default:
-                found.append(Problem(name, f"{option.flag}: expected {_expected(option)}, found nothing"))
+        if not text:  # its default, which the empty field shows
             continue
         try:
             given[name] = option.kind(text)

@@ -31,11 +31,16 @@ class Key(NamedTuple):
     """Whether the line at the bottom shows it where there is room."""
     rests_on: tuple[str, ...] = ()
     """Screens on which its keys do something else."""
+    needs: str = ""
+    """Without what it does nothing: LIVE, MOVING; then the line at the bottom leaves it out."""
 
 
 QUEUE = "queue"
 RUN, RUNS, LAUNCH, COMPARE, LOGS, RANK = "run", "runs", "launch", "compare", "logs", "rank"
 STEP, COMM, CALLS = "step", "comm", "calls"
+LIVE = "a run that goes on"
+MOVING = "a picture that goes on"
+"""That of a live run, or of a past that is played."""
 PANES = (RUN, COMPARE, RANK)
 OF_RUN = (RUN, STEP, COMM, RANK, CALLS)
 """Screens of one run, which can be gone back in."""
@@ -61,7 +66,7 @@ KEYS: tuple[Key, ...] = (
     Key("comm.each", "d", "each", "density", "A cell for every rank and unit, and the map scrolls; or all in view, neighbours sharing a cell.", (COMM,), "view"),
     Key("comm.copy", "y", "copy", "copy cell", "Copy what is known of the cell as one line.", (COMM,), "view", footer=False),
     # Run
-    Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN, COMM), "view"),
+    Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN, COMM), "view", needs=MOVING),
     Key("run.open", "enter", "open", "details", "Details of the focused pane: all memory of a rank, all verdicts, a unit's calls, all events.", (RUN,)),
     Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN, STEP, COMM), "view"),
     Key("past.back", "less_than_sign", "past_step(-1)", "past", "One recorded step back, into the past. The run goes on meanwhile, and nothing is lost.", OF_RUN, "past"),
@@ -69,8 +74,8 @@ KEYS: tuple[Key, ...] = (
     Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS, COMM), "view"),
     Key("note", "n", "note", "note", "Write a note on the run, or tags; they are kept with its recording, and the filter finds tag:NAME.", (RUNS, RUN), "run"),
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),
-    Key("run.stop", "x,ctrl+k", "stop", "stop run", "Stop the training on all ranks at one step. Asks first.", (RUN,), "run"),
-    Key("run.hold", "h", "hold", "hold training", "Hold the training on all ranks at one step (asks first), or let it go on.", (RUN,), "run"),
+    Key("run.stop", "x,ctrl+k", "stop", "stop run", "Stop the training on all ranks at one step. Asks first.", (RUN,), "run", needs=LIVE),
+    Key("run.hold", "h", "hold", "hold training", "Hold the training on all ranks at one step (asks first), or let it go on.", (RUN,), "run", needs=LIVE),
     # Step
     Key("step.right", "right", "column(1)", "cursor", "The cursor to the next column of the picture, at its highest moment.", (STEP,)),
     Key("step.left", "left", "column(-1)", "cursor back", "The cursor to the column before.", (STEP,), footer=False),
@@ -83,7 +88,7 @@ KEYS: tuple[Key, ...] = (
     Key("step.capture_before", "left_square_bracket", "other_capture(-1)", "older", "The rank's capture before.", (STEP,)),
     Key("step.next_rank", "r,down", "other_rank(1)", "rank", "The next rank with a capture: of the same step the cursor stays where it is.", (STEP,)),
     Key("step.rank_before", "R,up", "other_rank(-1)", "rank before", "The rank before.", (STEP,), footer=False),
-    Key("run.capture", "k", "capture", "capture", "Capture the next step on all ranks: every allocation and free of it, and why its peak is where it is: the Step screen shows it.", (RUN, STEP), "run"),
+    Key("run.capture", "k", "capture", "capture", "Capture the next step on all ranks: every allocation and free of it, and why its peak is where it is: the Step screen shows it.", (RUN, STEP), "run", needs=LIVE),
     Key("step.alone", "m", "alone", "one alone", "Only unsharded parameters, activations, temporaries, gradients or collective buffers, each on its own scale; then all again.", (STEP,), "view"),
     Key("step.open", "enter", "open", "details", "The focused pane in full: every category at the cursor, or why the peak is where it is.", (STEP,)),
     Key("step.begin", "home", "begin", "begin", "The cursor to the beginning of the step.", (STEP,), footer=False),
@@ -98,7 +103,7 @@ KEYS: tuple[Key, ...] = (
     # Rank and logs
     Key("rank.previous", "left,left_square_bracket", "previous", "previous rank", "The rank before.", (RANK, LOGS, CALLS)),
     Key("rank.next", "right,right_square_bracket", "next", "next rank", "The rank after.", (RANK, LOGS, CALLS)),
-    Key("rank.stack", "s", "stack", "stack", "Ask the rank what it is doing: the stack of its training thread, also while it hangs in a collective.", (RANK,), "run"),
+    Key("rank.stack", "s", "stack", "stack", "Ask the rank what it is doing: the stack of its training thread, also while it hangs in a collective.", (RANK,), "run", needs=LIVE),
     Key("logs.follow", "f", "follow", "follow", "Stay at the end as new lines come, or stay here.", (LOGS,), "view"),
     Key("logs.search", "slash", "filter", "search", "Find lines by a pattern.", (LOGS,), "view"),
     Key("logs.next", "n", "next_match", "next match", "The next line that matches.", (LOGS,)),

@@ -63,12 +63,13 @@ STATE_MARKS: Final = {
     "stale": StateMark("◌", "STALE", "warn"),
     "ending": StateMark("◌", "ENDING", "note"),
     "paused": StateMark("❚❚", "PAUSED", "warn"),
+    "stopping": StateMark("■", "STOPPING", "warn"),
     "stopped": StateMark("■", "STOPPED", "note"),
     "finished": StateMark("✓", "DONE", "ok"),
     "failed": StateMark("✗", "FAILED", "bad"),
     "lost": StateMark("✕", "LOST", "bad"),
 }
-"""Run state (and of a live one "stale": silent, "ending": its ranks have all left) -> mark."""
+"""Run state (and of a live one "stale": silent, "stopping": asked to stop, "ending": its ranks have all left) -> mark."""
 
 SERIES: Final = ("series-1", "series-2", "series-3", "series-4", "series-5", "series-6")
 """Roles of lines in one chart, in order."""

@@ -27,7 +27,7 @@ from fsdp_tui.tui.keys import (
     keys_for,
     with_keys,
 )
-from fsdp_tui.tui.screens.base import Text, View
+from fsdp_tui.tui.screens.base import Ask, Text, View
 from fsdp_tui.tui.screens.calls import CallsScreen
 from fsdp_tui.tui.screens.comm import CommScreen
 from fsdp_tui.tui.screens.compare import CompareScreen
@@ -43,6 +43,7 @@ from fsdp_tui.tui.widgets.chart import row_text
 from fsdp_tui.tui.widgets.chrome import KeyBar
 
 from .drive import opened, press, settle, until
+from .fixtures import Recipe
 
 SOURCES = Path(tui.__file__).parent
 SCREENS: dict[str, type[View]] = {
@@ -105,6 +106,32 @@ def test_the_last_line_always_ends_with_a_way_out(width: int) -> None:
     assert words.startswith(" ? help")
     assert words.rstrip().endswith("q quit")
     assert len(words) == width
+
+
+async def test_the_last_line_leaves_out_what_does_nothing() -> None:
+    """Of an ended run there is nothing to stop, hold, capture or freeze; in its past there is what can be played."""
+
+    def offered(app: Dashboard) -> set[str]:
+        line = app.text().splitlines()[-1]
+        return {word for word in ("stop run", "hold training", "freeze", "logs", "capture") if word in line}
+
+    async with opened(Recipe(), size=(300, 40)) as (app, pilot, _):
+        await settle(pilot)
+        assert offered(app) == {"stop run", "hold training", "freeze", "logs", "capture"}
+    async with opened(Recipe(ended="finished"), size=(300, 40)) as (app, pilot, _):
+        await settle(pilot)
+        assert offered(app) == {"logs"}
+
+
+async def test_yes_answers_a_question() -> None:
+    """As the key that is shown does; enter leaves all as it is."""
+    async with opened() as (app, pilot, world):
+        source = next(iter(world.sources.values()))
+        await press(pilot, "x", "enter")
+        assert not isinstance(app.screen, Ask)
+        assert source.commands == []
+        await press(pilot, "x", "y")
+        await until(pilot, lambda: source.commands == ["stop"])
 
 
 async def test_help_opens_and_closes() -> None:

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 from textual.widgets import Button, Input, Select
 
 from fsdp_tui.telemetry import presets
-from fsdp_tui.telemetry.launch import OPTIONS, LaunchSpec
+from fsdp_tui.telemetry.launch import OPTIONS, LaunchSpec, Option, problems
 from fsdp_tui.telemetry.machine import Machine
 from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.form import FIELDS, fill_form, read_form
@@ -63,7 +63,7 @@ def test_a_filled_in_form() -> None:
     ("field", "value", "words"),
     [
         ("batch", "eight", "--batch eight: expected a whole number"),
-        ("batch", "", "--batch: expected a whole number, found nothing"),
+        ("seq", "1e5", "--seq 1e5: expected a whole number"),
         ("lr", "fast", "--lr fast: expected a number"),
     ],
 )
@@ -71,6 +71,25 @@ def test_what_is_no_value(field: str, value: str, words: str) -> None:
     """Each in one sentence that names the option."""
     _, found = read_form(DEFAULTS | {field: value})
     assert [(problem.field, problem.text) for problem in found] == [(field, words)]
+
+
+@pytest.mark.parametrize("field", ["batch", "seq", "lr", "seed", "accumulate", "steps", "prefetch"])
+def test_an_emptied_field_means_its_default(field: str) -> None:
+    """Which it shows in grey."""
+    spec, found = read_form(DEFAULTS | {field: " "})
+    assert (spec, found) == (LaunchSpec(), [])
+
+
+@pytest.mark.parametrize("option", [one for one in OPTIONS if one.kind in (int, float)], ids=lambda one: one.field)
+def test_no_number_is_taken_without_bound(option: Option) -> None:
+    """A slip of the keyboard is named before it is launched; the largest that is taken is taken."""
+    machine = Machine(cores=4, torch="2.13.0", accelerators=0)
+    assert option.maximum is not None
+    for value, words in ((option.maximum + 1, f"expected {option.maximum:,} at most"), (option.maximum, "")):
+        spec, unreadable = read_form(DEFAULTS | {option.field: str(value)})
+        assert not unreadable
+        found = [problem.text for problem in problems(spec, machine) if problem.field == option.field]
+        assert [text.partition(": ")[2] for text in found] == [words] * bool(words)
 
 
 def test_broken_quotes_in_arguments() -> None:
@@ -89,7 +108,27 @@ async def test_what_the_form_shows() -> None:
             assert "fsdp-tui demo" in text
             assert "ready" in text
             assert "fsdp2:full_shard" in text or size[0] < 72
+            filled = {words[0]: words[1] for line in text.splitlines() if len(words := line.strip("│ ").split()) > 1}
+            for name in ("batch", "seq", "lr", "seed", "prefetch", "accumulate")[: 6 if size[1] == 40 else 2]:
+                assert float(filled[name]) == getattr(LaunchSpec(), name, None), name
             check_golden(f"launch-{size[0]}x{size[1]}", text)
+
+
+async def test_small_terminals_keep_the_fields() -> None:
+    """The card, the command line and the frames go first; the keys stay, and escape leaves the field."""
+    async with dashboard(World()) as (app, pilot):
+        await press(pilot, "4")
+        for width, height, fields in ((80, 16, 8), (60, 14, 7), (40, 12, 5), (30, 8, 3), (20, 5, 2)):
+            await pilot.resize_terminal(width, height)
+            await settle(pilot)
+            lines = app.text().splitlines()
+            shown = [line.strip("│ ").split()[0] for line in lines if line.strip("│ ")]
+            assert [word for word in shown if word in DEFAULTS or word == "what"][:fields] == (
+                ["what", "model", "data", "batch", "seq", "lr", "seed", "steps"][:fields]
+            )
+            assert "? help" in lines[-1]
+        await press(pilot, "escape", "escape")
+        assert app.current_mode == "runs"
 
 
 async def test_problems_are_said_while_typing_and_launching_is_refused() -> None:

@@ -17,6 +17,7 @@ from fsdp_tui.telemetry.view import RankView
 from fsdp_tui.tui import tables
 from fsdp_tui.tui.filters import FilterError, rank_filter, run_filter
 from fsdp_tui.tui.pace import FRAMES, Pace
+from fsdp_tui.tui.replay import Place
 from fsdp_tui.tui.screens.bands import Band, fit_bands
 from fsdp_tui.tui.screens.logs import KEEP_BYTES, LogView, Tail
 from fsdp_tui.tui.screens.run import bands_for, lateness, trend
@@ -223,6 +224,22 @@ def test_a_small_model_s_summary_has_no_zeros_for_what_is_there() -> None:
     without = replace(run, phases_ns=(*run.phases_ns[:-1], 0))
     assert PHASES[-1] not in tables.summary(without)
     assert f"{PHASES[-1]} 12.0 ms" in tables.summary(replace(run, phases_ns=(*run.phases_ns[:-1], 12_000_000)))
+
+
+@pytest.mark.parametrize(
+    ("ended", "asked", "word"),
+    [("", False, "● LIVE"), ("", True, "■ STOPPING"), ("stopped", True, "■ STOPPED"), ("failed", True, "✗ FAILED")],
+)
+def test_header_says_that_a_stop_was_asked_for(ended: str, asked: bool, word: str) -> None:
+    """From then until the run has ended."""
+    recipe = Recipe(ended=ended, events=(("note", "stop asked for"),))
+    run = recipe.state().view()
+    kind = "stop_requested" if asked else "hold_requested"
+    run = replace(run, events=tuple(msgspec.structs.replace(event, kind=kind) for event in run.events))
+    assert row_text(draw_header(HeaderFacts(run, not ended, recipe.now_ns), 120)).startswith(f" {word} ")
+    past = Place(step=3, last=40, at_ns=recipe.now_ns, playing=False, speed=1, fetching=False)
+    text = row_text(draw_header(HeaderFacts(run, not ended, recipe.now_ns, past=past), 160))
+    assert f"now {word}" in text
 
 
 def test_header_before_the_first_sign_of_life() -> None:

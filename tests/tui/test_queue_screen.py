@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
+import pytest
 
 from fsdp_tui.telemetry.launch import LaunchSpec
 from fsdp_tui.telemetry.queue import Item, Queue
@@ -61,7 +65,10 @@ async def test_what_the_queue_shows() -> None:
             await until(pilot, lambda: app.queue.open)
             await press(pilot, "Q")
             text = app.text()
-            assert "12/40" in text
+            for line, done in zip(text.splitlines()[4:], (40, 40, None, 12, 0), strict=False):
+                bar = re.findall("[█·]{10}", line)
+                assert bar == ([] if not done or size[0] < 80 else [("█" * (done * 10 // 40)).ljust(10, "·")])
+                assert (f" {done}/40 " if done else " 40 ") in line
             assert "WAITING" in text
             assert "2 of 5 done, 1 failed" in text
             await press(pilot, "down", "down")
@@ -120,6 +127,24 @@ async def test_a_sweep_of_chosen_strategies() -> None:
         strategies = [item.spec.strategy for item in world.queue.items]
         assert strategies == ["single", "ddp", "fsdp2:full_shard"]
         assert {item.spec.steps for item in world.queue.items} == {50}
+
+
+@pytest.mark.parametrize("effective", ["fsdp1:shard_grad_op", ""])
+async def test_a_sweep_begins_with_what_the_script_was_seen_to_use(effective: str, tmp_path: Path) -> None:
+    """Of a script that chose its strategy by itself, the strategy of the run; one run is no plural."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    async with dashboard(World()) as (app, pilot):
+        await press(pilot, "4")
+        form = app.screen
+        assert isinstance(form, LaunchScreen)
+        form.fill(LaunchSpec(target="script", script=str(script), steps=1), effective=effective)
+        await settle(pilot)
+        await press(pilot, "f7")
+        assert isinstance(app.screen, AskSweep)
+        assert app.screen.chosen == {effective or "fsdp2:full_shard"}
+        assert "1 run of 1 step" in app.text()
+        assert "1 steps" not in app.text()
 
 
 async def test_cancelling_asks() -> None:

@@ -15,7 +15,7 @@ from textual.widgets import Button, Input, Static
 
 from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.sheets import Sheet
-from fsdp_tui.tui.keys import shown
+from fsdp_tui.tui.keys import LIVE, MOVING, shown
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import Row
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, KeyBar, Tabs
@@ -51,6 +51,9 @@ class View(Screen[None]):
         """The open run in the first line."""
         board = self.board
         snapshot = board.snapshot
+        over = board.now is None or board.now.view.state in ENDED
+        needs = {LIVE} | ({MOVING} if board.place is None else set())
+        self.query_one(KeyBar).show_idle(frozenset(needs if over else ()))
         self.query_one(Header).show_facts(
             HeaderFacts(
                 snapshot.view if snapshot else None,
@@ -216,6 +219,8 @@ class Ask(ModalScreen[str]):
         for key, _, value in self.answers:
             self._bindings.bind(key, f"answer('{value}')", show=False)
         self._bindings.bind("escape", f"answer('{self.answers[0][2]}')", show=False)
+        if len(self.answers) == 2:  # a plain question can be answered with yes
+            self._bindings.bind("y", f"answer('{self.answers[1][2]}')", show=False)
         self._bindings.bind("left,up", "app.focus_previous", show=False)
         self._bindings.bind("right,down", "app.focus_next", show=False)
 

@@ -70,6 +70,8 @@ class LaunchScreen(View):
         self._failed = ""
         self._filled_with = fill_form(self.spec)
         self._focus = ""
+        self._own = ("", "")
+        """A script, and the strategy that a run of it was seen to train under."""
         self._preset = ""
         """Name of the preset that was loaded or saved last."""
 
@@ -133,8 +135,12 @@ class LaunchScreen(View):
                 found[name] = widget.value
         return found
 
-    def fill(self, spec: LaunchSpec, focus: str = "") -> None:
-        """Fills the form in with a launch, also before the screen is there; gives the focus to a field."""
+    def fill(self, spec: LaunchSpec, focus: str = "", effective: str = "") -> None:
+        """Fills the form in with a launch, also before the screen is there; gives the focus to a field.
+
+        `effective`: the strategy that a run of this launch trained under.
+        """
+        self._own = (spec.script or "", effective)
         self._filled_with, self._focus = fill_form(spec), focus
         if self.ready:
             self._fill()
@@ -270,7 +276,9 @@ class LaunchScreen(View):
     def action_sweep(self) -> None:
         """Asks for strategies, and puts a launch for each at the end of the queue."""
         if self._sound():
-            self.app.push_screen(AskSweep(self.spec), self._swept)
+            script, effective = self._own
+            known = effective if self.spec.script == script else ""
+            self.app.push_screen(AskSweep(self.spec, known), self._swept)
 
     def _swept(self, specs: list[LaunchSpec] | None) -> None:
         if specs and self.board.enqueue(specs):

@@ -16,7 +16,7 @@ from textual.widgets import Button, Input, Static
 from fsdp_tui.telemetry.launch import LaunchSpec, command_text, problems, sweep
 from fsdp_tui.telemetry.queue import GOING, OVER, Item, Queue, queueable
 from fsdp_tui.telemetry.rundir import RunEntry
-from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
+from fsdp_tui.telemetry.strategy import DEFAULT, SWEEP, StrategyError, parse_strategies
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.form import STRATEGIES
 from fsdp_tui.tui.keys import QUEUE, bindings_of
@@ -33,7 +33,6 @@ BAR = 10
 """Cells of a progress bar."""
 MARKS = {
     "waiting": StateMark("○", "WAITING", "quiet"),
-    "stopping": StateMark("■", "STOPPING", "warn"),
     "cancelled": StateMark("–", "CANCELLED", "quiet"),
 }
 
@@ -207,9 +206,11 @@ class AskSweep(ModalScreen[list[LaunchSpec] | None]):
         Binding("f5,ctrl+enter,ctrl+j,enter", "save", show=False),
     ]
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    def __init__(self, spec: LaunchSpec, known: str = "") -> None:
+        """`known`: the strategy that the script was seen to train under by itself; "" where that is not known."""
         super().__init__()
         self._spec = spec
+        self._known = known
         self._wrong: dict[str, str] = {}
         """Strategy -> why this machine cannot run the training under it; "" when it can."""
         self.chosen: set[str] = set()
@@ -236,7 +237,7 @@ class AskSweep(ModalScreen[list[LaunchSpec] | None]):
         yield frame
 
     def on_mount(self) -> None:
-        wanted = CHOSEN if self._spec.target == "demo" else (self._spec.strategy,)
+        wanted = CHOSEN if self._spec.target == "demo" else (self._spec.requested or self._known or DEFAULT,)
         self._wrong = {text: self._problem(text) for text in ORDER}
         self.chosen = {text for text in wanted if not self._wrong.get(text, "no such")}
         self.query_one("#strategies").focus()
@@ -276,7 +277,11 @@ class AskSweep(ModalScreen[list[LaunchSpec] | None]):
         )
         try:
             specs = self._specs()
-            said = f"{len(specs)} runs of {specs[0].steps:,} steps, one after another" if specs else "nothing is chosen"
+            said = "nothing is chosen"
+            if specs:
+                runs, steps = len(specs), specs[0].steps or 0
+                said = f"{runs} run{'s' * (runs != 1)} of {steps:,} step{'s' * (steps != 1)}"
+                said += ", one after another" * (runs > 1)
         except StrategyError as error:
             said = f"▲ {error}"
         self.query_one("#sweep-says", Static).update(said)

@@ -29,6 +29,11 @@ def state_mark(state: str) -> StateMark:
     return STATE_MARKS.get(state) or (DAMAGED if state == "damaged" else StateMark("?", state.upper(), "note"))
 
 
+def is_stopping(run: RunView) -> bool:
+    """Whether the run has been asked to stop and still goes on."""
+    return run.state not in ENDED and any(event.kind == "stop_requested" for event in run.events)
+
+
 def data_age_ns(run: RunView, now_ns: int) -> int | None:
     """Since the last sign of life of any rank; None before the first."""
     seen = max((rank.seen_ns for rank in run.ranks if rank.seen_ns is not None), default=None)
@@ -112,6 +117,8 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
         right = f"ended {ago(facts.now_ns - ended)}" if ended and facts.now_ns >= ended else "recorded"
     elif run.ranks and all(rank.goodbye for rank in run.ranks):  # silent, as is right
         mark, right = STATE_MARKS["ending"], "its ranks have left"
+    elif is_stopping(run):
+        mark, right = STATE_MARKS["stopping"], f"data {fmt.age(age)}" if age is not None else "no rank heard yet"
     elif age is not None and age > STALE_NS:
         mark, extra = STATE_MARKS["stale"], f" {fmt.age(age).removesuffix(' old')}"
         right = f"data {fmt.age(age)}"
@@ -174,7 +181,7 @@ def past_text(place: Place, now: RunView, now_ns: int) -> str:
 
 def now_text(now: RunView) -> str:
     """How the run goes meanwhile."""
-    mark = state_mark(now.state)
+    mark = STATE_MARKS["stopping"] if is_stopping(now) else state_mark(now.state)
     return f"now {mark.glyph} {mark.word}" + (f" step {now.steps:,}" if now.state not in ENDED else "")
 
 
@@ -258,6 +265,13 @@ class KeyBar(Chart):
         super().__init__(**kwargs)
         self._screen = screen
         self._typing = False
+        self._idle: frozenset[str] = frozenset()
+
+    def show_idle(self, idle: frozenset[str]) -> None:
+        """What keys may need that there is not now (`Key.needs`): those that need it are left out."""
+        if idle != self._idle:
+            self._idle = idle
+            self.redraw()
 
     def show_typing(self, typing: bool) -> None:
         """Whether a field has the focus: letter keys rest then."""
@@ -268,7 +282,7 @@ class KeyBar(Chart):
     def _keys(self, width: int) -> list[tuple[Key, Row]]:
         chosen: list[tuple[Key, Row]] = []
         x = 1
-        keys = list(keys_for(self._screen, bound_keys(self)))
+        keys = [key for key in keys_for(self._screen, bound_keys(self)) if key.needs not in self._idle]
         quitting = [key for key in keys if key.id == "quit"]
         for key in [*(key for key in keys if key.footer and key.id != "quit"), *quitting]:
             name = _field_key(key) if self._typing else key.keys.split(",")[0]

@@ -180,6 +180,7 @@ def test_the_command_line_repeats_the_launch(spec: LaunchSpec, tmp_path: Path, m
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home and a working directory of the test's own."""
     monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FSDP_TUI_RUNTIME_DIR", str(tmp_path / "rt"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     return tmp_path
