@@ -21,11 +21,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/fsdp-tui demo $(ARGS)
 
+# Two processes, each a file at a time: what a file has started serves all of its tests. One after another: ARGS='-n 0'.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: install
-	$(BIN)/python -m pytest -m 'not matrix' $(ARGS)
+	$(PYTEST) -m 'not matrix' $(ARGS)
 
 test-all: install $(VENV)/.frameworks
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 $(VENV)/.frameworks: $(VENV)/.installed
 	@echo "installing the frameworks that tests train with ..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -83,4 +84,6 @@ def check_golden(name: str, text: str) -> None:
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.mkdir(exist_ok=True)
         path.write_text(text + "\n")
-    assert text + "\n" == path.read_text(), f"{path} differs; if that is meant: GOLDEN=write pytest tests/tui"
+    kept = path.read_text()
+    changed = "\n".join(difflib.unified_diff(kept.splitlines(), text.splitlines(), "kept", "now", n=0, lineterm=""))
+    assert text + "\n" == kept, f"{path} differs; if that is meant: GOLDEN=write pytest tests/tui\n{changed}"
