@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual import constants
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -51,8 +50,8 @@ AHEAD = 0.9
 TWICE_S = 2.0
 """Two ctrl+c within this time quit."""
 STOP_PATIENCE_S = 60.0
-ESCAPE_S = 0.05
-"""So long it is waited whether an escape is one, or the begin of another key, where the terminal does not say; as in vim."""
+HELD_S = 0.01
+"""So long no frame is drawn when a screen gives way to another that is there already."""
 STOP_NEWS_S = 10.0
 """How long a notice on a stop stays."""
 
@@ -156,6 +155,8 @@ class Dashboard(App[int]):
         self._ticker: Timer | None = None
         self._listed_s = time.monotonic() if entries else 0.0
         self._listing = False
+        self._making = True
+        """Whether the screen that is shown next must be made first."""
         self._interrupted_s = -TWICE_S
         self._leaving_s: float | None = None
         self._told: set[tuple[str, int]] = set()
@@ -522,7 +523,13 @@ class Dashboard(App[int]):
 
     def action_show(self, name: str) -> None:
         if self.current_mode != name:
+            self._making = name not in self._screen_stacks
             self.switch_mode(name)
+
+    def delay_update(self, delay: float = 0.05) -> None:
+        """Textual's way not to show how a screen is made: a key waits for it, so only then."""
+        super().delay_update(delay if self._making else HELD_S)
+        self._making = True
 
     def action_help(self) -> None:
         kind = next((screen.KIND for screen in reversed(self.screen_stack) if isinstance(screen, View)), "runs")
@@ -695,8 +702,6 @@ def run_app(open_on: str | None = None, own: str | None = None) -> int:
         RunError: there is no such run.
     """
     collector.relax()
-    if "ESCDELAY" not in os.environ:
-        vars(constants)["ESCAPE_DELAY"] = ESCAPE_S
     services = real_services()
     entries = services.list_runs()
     entry = services.find(open_on) if open_on is not None else None
