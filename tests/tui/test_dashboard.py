@@ -66,6 +66,18 @@ async def test_resizing_while_data_come(way: str) -> None:
             assert max(map(len, lines)) <= width
 
 
+async def test_a_question_keeps_its_answers_in_the_smallest_terminal() -> None:
+    """What does not fit is cut from what it says."""
+    async with opened(size=(20, 5)) as (app, pilot, _):
+        await press(pilot, "x")
+        assert "Stop the" in app.text()
+        assert "n  no, let it" in app.text()
+        assert "s  stop it" in app.text()
+        await pilot.resize_terminal(80, 24)
+        await settle(pilot)
+        assert "afterwards." in app.text()
+
+
 async def test_quit_is_one_key_when_nothing_is_ours() -> None:
     """A run of somebody else goes on; there is nothing to ask."""
     async with opened() as (app, pilot, world):

@@ -10,10 +10,12 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from textual.pilot import Pilot
 
 from fsdp_tui.telemetry import presets
 from fsdp_tui.telemetry.launch import BRIEF_STEPS, LaunchSpec
 from fsdp_tui.telemetry.queue import Item, Queue
+from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.screens.compare import CompareScreen
 
 from .drive import check_golden, dashboard, press, settle, until
@@ -81,6 +83,17 @@ def a_world() -> World:
     return world
 
 
+async def picture(app: Dashboard, pilot: Pilot[int]) -> str:
+    """When nothing moves any more: screens that lie below are told of a size later than the one on top."""
+    await until(pilot, lambda: all(one.size == app.size for one in app.screen_stack))
+    seen: list[str] = []
+    while len(seen) < 3 or len(set(seen[-3:])) > 1:
+        await settle(pilot, 0.01)
+        seen.append(app.text())
+        assert len(seen) < 100, "it never stands still"
+    return seen[-1]
+
+
 async def take(home: Path) -> dict[str, list[str]]:
     """Opens one after another, goes through the sizes, and closes it."""
     world = a_world()
@@ -104,8 +117,7 @@ async def take(home: Path) -> dict[str, list[str]]:
             found[name] = []
             for size in (*SIZES, SIZES[0]):
                 await pilot.resize_terminal(*size)
-                await settle(pilot, None)
-                found[name].append(app.text().replace(str(home), "/tmp/fsdp-xxxxxxxx"))
+                found[name].append((await picture(app, pilot)).replace(str(home), "/tmp/fsdp-xxxxxxxx"))
             await press(pilot, *back)
         for source in world.sources.values():
             assert source.commands == []

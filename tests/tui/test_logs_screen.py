@@ -41,6 +41,9 @@ async def test_follow_and_stand_still(tmp_path: Path) -> None:
         assert "something new" not in app.text()
         await press(pilot, "end")
         assert "following the end" in app.text()
+        await pilot.resize_terminal(40, 12)
+        await settle(pilot)
+        assert "/logs/rank-0.log ─╯" in app.text()  # the end of a long path tells one from another
 
 
 async def test_search(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from fsdp_tui.tui.screens.runs import RunsScreen
 
 from .drive import check_golden, dashboard, press, said, settle, until
 from .fixtures import STARTED_NS, Recipe, World, entry
+from .reading import cells
 
 
 def a_world() -> World:
@@ -43,8 +44,12 @@ async def test_what_the_list_shows() -> None:
         async with dashboard(a_world(), size=size) as (app, pilot):
             text = app.text()
             for one in app.entries:
-                line = next(line for line in text.splitlines() if one.name in line)
-                assert f"{one.steps}/1,000" in line or one.state == "damaged"
+                row = [one.name, one.strategy or "–", "–", "0", "–", "3 h ago"]
+                if one.state != "damaged":
+                    row[2:5] = str(one.world_size), f"{one.steps}/1,000", f"{one.loss:.3f}"
+                if size[0] < 80:
+                    row = [*row[:2], row[3]]
+                assert cells(next(line for line in text.splitlines() if one.name in line))[1:][: len(row)] == row
             assert "1 live · 4 recorded" in text
             assert "● LIVE" in text
             assert "✗ FAILED" in text
