@@ -35,6 +35,8 @@ class Press(NamedTuple):
     shows: str
 
 
+ESCAPE = "\x1b[27u"
+"""As terminals send it that have Kitty's protocol; with others it is waited 100 ms for the rest of another key."""
 AT_PEAK, MAP = "memory per rank at the peak", "how long the others wait"
 TO_COMM, TO_RUN, TO_STEP = (
     Press("3 Comm", "3", MAP),
@@ -53,7 +55,7 @@ ROUND = (
     Press("m memory", "m", "memory per rank after"),
     Press("m memory", "m", AT_PEAK),
     Press("? help", "?", "esc close"),
-    Press("esc back", "\x1b", AT_PEAK),
+    Press("esc back", ESCAPE, AT_PEAK),
     TO_COMM,
     Press("x metric", "x", "exposed: how long"),
     Press("x metric", "x", "duration of the calls"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.console import RenderableType
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -25,6 +26,7 @@ from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.sheets import write
+from fsdp_tui.tui.frames import exact
 from fsdp_tui.tui.keys import bindings_of, keys_for, shown, with_keys
 from fsdp_tui.tui.pace import Pace
 from fsdp_tui.tui.replay import Place, Replay
@@ -525,6 +527,9 @@ class Dashboard(App[int]):
         if self.current_mode != name:
             self._making = name not in self._screen_stacks
             self.switch_mode(name)
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        super()._display(screen, exact(renderable))
 
     def delay_update(self, delay: float = 0.05) -> None:
         """Textual's way not to show how a screen is made: a key waits for it, so only then."""

@@ -16,6 +16,8 @@ from fsdp_tui.tui.theme import Ink, Palette, letters_mode, palette_for
 Row = list[tuple[str, Ink]]
 """One line of a chart: pieces of text, each with its ink."""
 
+NEAR = 8
+"""Cells between two changes that are sent again: to move the cursor over them takes as many bytes."""
 LABEL = Ink("label")
 QUIET = Ink("quiet")
 STRONG = Ink("strong", bold=True)
@@ -58,22 +60,28 @@ def over(row: Row, at: int, text: str, ink: Ink) -> Row:
     return [*before, (text, ink), *after]
 
 
-def changed_cells(before: Row | None, after: Row | None, width: int) -> tuple[int, int]:
-    """From which cell on, and up to which, two lines of this width differ: whole pieces; equal numbers when they do not."""
+def changed_spans(before: Row | None, after: Row | None, width: int) -> list[tuple[int, int]]:
+    """Where two lines of this width differ, as cells from and up to: whole pieces, near ones together."""
     if before == after:
-        return 0, 0
-    if before is None or after is None or any(row_width(row) != width for row in (before, after)):
-        return 0, width  # what is drawn is padded or cut
-    begin, end = 0, width
-    for old, new in zip(before, after, strict=False):
-        if old != new:
-            break
-        begin += cell_len(new[0])
-    for old, new in zip(reversed(before), reversed(after), strict=False):
-        if old != new:
-            break
-        end -= cell_len(new[0])
-    return min(begin, end), max(begin, end)
+        return []
+    spans: list[tuple[int, int]] = []
+    old, new = iter(before or ()), iter(after or ())
+    old_piece = next(old, None)
+    old_x = x = 0
+    for piece in new:
+        end = x + cell_len(piece[0])
+        if old_x != x or old_piece != piece:
+            if spans and x - spans[-1][1] < NEAR:
+                spans[-1] = (spans[-1][0], end)
+            else:
+                spans.append((x, end))
+        x = end
+        while old_piece is not None and old_x < x:
+            old_x += cell_len(old_piece[0])
+            old_piece = next(old, None)
+    if before is None or x != width or old_x != width or old_piece is not None:
+        return [(0, width)]  # what is drawn is padded or cut
+    return spans
 
 
 def flow(pieces: Sequence[Row], width: int, *, gap: str = "  ") -> tuple[Row, int]:
@@ -139,8 +147,7 @@ class Chart(Widget):
         changed = [
             Region(x, y, end - x, 1)
             for y in range(height)
-            for x, end in [changed_cells(_at(before, y), _at(after, y), width)]
-            if end > x
+            for x, end in changed_spans(_at(before, y), _at(after, y), width)
         ]
         if changed:
             self.refresh(*changed)

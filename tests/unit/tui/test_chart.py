@@ -2,16 +2,19 @@
 
 import random
 from collections.abc import Mapping
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.color import Color as RichColor
 from textual.app import App, ComposeResult
 from textual.geometry import Region
 
 from fsdp_tui.tui.theme import ROLES, THEMES, Ink
 from fsdp_tui.tui.widgets.bars import MemoryBars, rank_bars
-from fsdp_tui.tui.widgets.chart import Chart, Row, changed_cells, crop, row_text, row_width
+from fsdp_tui.tui.widgets.chart import NEAR, Chart, Row, changed_spans, crop, row_text
 from fsdp_tui.tui.widgets.heat import HeatStrip
 from fsdp_tui.tui.widgets.lines import LineChart, Plot, Series
 from fsdp_tui.tui.widgets.phases import Phase, PhaseBar
@@ -58,17 +61,26 @@ class Show(App[None]):
 
 
 def test_what_differs_of_a_line() -> None:
-    """Whole pieces, from the first that differs to the last; names of two cells per character count as such."""
+    """Whole pieces; those that are near each other together; names of two cells per character count as such."""
     ok, note = Ink("ok"), Ink("note")
-    row: Row = [("rank ", ok), ("12", note), (" ", ok), ("34", note), (" GiB ", ok)]
-    assert changed_cells(row, list(row), 15) == (0, 0)
-    assert changed_cells(row, [*row[:3], ("35", note), row[4]], 15) == (8, 10)
-    assert changed_cells(row, [row[0], ("12", ok), (" ", ok), ("35", note), row[4]], 15) == (5, 10)
-    assert changed_cells(row, [("rank 12 34 GiB!", ok)], 15) == (0, 15)
-    assert changed_cells(row, row[:-1], 15) == changed_cells(None, row, 15) == changed_cells(row, None, 15) == (0, 15)
-    assert changed_cells(row, [*row[:3], ("35", note), row[4]], 20) == (0, 20)
-    wide: Row = [("層 ", ok), ("1", note), (" 層", ok)]
-    assert changed_cells(wide, [wide[0], ("2", note), wide[2]], 7) == (3, 4)
+    row: Row = [("rank ", ok), ("12", note), (" " * NEAR, ok), ("34", note), (" GiB ", ok)]
+    width = 14 + NEAR
+
+    def spans(*changes: tuple[int, tuple[str, Ink]], among: Row = row) -> list[tuple[int, int]]:
+        after = list(among)
+        for at, piece in changes:
+            after[at] = piece
+        return changed_spans(among, after, sum(map(cell_len, map(itemgetter(0), among))))
+
+    assert spans() == []
+    assert spans((3, ("35", note))) == [(7 + NEAR, 9 + NEAR)]
+    assert spans((1, ("12", ok)), (3, ("35", note))) == [(5, 7), (7 + NEAR, 9 + NEAR)]
+    assert spans((0, ("Rank ", ok)), (1, ("13", note))) == [(0, 7)]
+    assert spans((2, ("x" * NEAR, ok)), (4, (" MiB ", ok))) == [(7, 14 + NEAR)]
+    assert spans((1, ("2", note)), among=[("層 ", ok), ("1", note), (" 層", ok)]) == [(3, 4)]
+    assert changed_spans(row, row[:-1], width) == changed_spans(row[:-1], row, width) == [(0, width)]
+    assert changed_spans(None, row, width) == changed_spans(row, None, width) == [(0, width)]
+    assert changed_spans(row, row[::-1], width + 1) == [(0, width + 1)]
 
 
 def test_rows_drawn_by_their_differences_are_those_drawn_at_once() -> None:
@@ -76,21 +88,22 @@ def test_rows_drawn_by_their_differences_are_those_drawn_at_once() -> None:
     chance, inks = random.Random(1), [Ink("ok"), Ink("note"), Ink("warn")]
 
     def drawn() -> Row:
-        text = "".join(chance.choice("ab") for _ in range(12))
-        cuts = sorted(chance.sample(range(1, 12), 3))
-        return [(text[x:y], chance.choice(inks)) for x, y in zip([0, *cuts], [*cuts, 12], strict=True)]
+        cuts = sorted(chance.sample(range(1, 40), chance.randrange(1, 12)))
+        return [("ab"[chance.random() < 0.2] * (y - x), chance.choice(inks)) for x, y in pairwise([0, *cuts, 40])]
 
-    for _ in range(2_000):
-        before, after = drawn(), drawn()
-        if chance.random() < 0.7:
-            after = [
-                new if chance.random() < 0.4 else old for old, new in zip(before, before[1:] + after[:1], strict=True)
-            ]
-        begin, end = changed_cells(before, after, 12)
-        if row_width(after) == 12:
-            shown, wanted = cells_of(before), cells_of(after)
+    for _ in range(3_000):
+        before, other = drawn(), drawn()
+        after = other if chance.random() < 0.2 else mixed(before, other, chance)
+        shown, wanted = cells_of(before), cells_of(after)
+        for begin, end in changed_spans(before, after, 40):
             shown[begin:end] = wanted[begin:end]
-            assert shown == wanted
+        assert shown == wanted
+
+
+def mixed(row: Row, other: Row, chance: random.Random) -> Row:
+    """The row with some of its cells from another one, cut into pieces anew."""
+    cells = [b if chance.random() < 0.1 else a for a, b in zip(cells_of(row), cells_of(other), strict=True)]
+    return [("".join(letter for letter, _ in run), ink) for ink, run in groupby(cells, key=itemgetter(1))]
 
 
 def cells_of(row: Row) -> list[tuple[str, Ink]]:

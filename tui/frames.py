@@ -1,0 +1,29 @@
+"""What is sent of a frame. Of a line that has changed Textual sends everything from its pane's left edge on; here it is the cells
+that have changed."""
+
+from __future__ import annotations
+
+from rich.console import Console, RenderableType
+from rich.control import Control
+from textual._compositor import ChopsUpdate
+
+
+class ChangedCells(ChopsUpdate):
+    """An update that keeps to its spans on both sides."""
+
+    def render_segments(self, console: Console) -> str:
+        parts: list[str] = []
+        for y, begin, end in self.spans:
+            for right, (left, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
+                if strip is not None and left < end and right > begin:
+                    x = max(left, begin)
+                    parts.append(Control.move_to(x, y).segment.text)
+                    parts.append(strip.crop(x - left, min(right, end) - left).render(console))
+        return "".join(parts)
+
+
+def exact(update: RenderableType | None) -> RenderableType | None:
+    """The same update, of changed cells only where it is one of some spans of some lines."""
+    if type(update) is ChopsUpdate:
+        return ChangedCells(update.chops, update.spans, update.chop_ends)
+    return update
