@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual import on
 from textual.app import ComposeResult
@@ -17,7 +17,7 @@ from fsdp_tui.telemetry.messages import ENDED
 from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.tui.keys import LIVE, MOVING, shown
 from fsdp_tui.tui.theme import Ink
-from fsdp_tui.tui.widgets.chart import Row
+from fsdp_tui.tui.widgets.chart import Chart, Row
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, KeyBar, Tabs
 from fsdp_tui.tui.widgets.table import Reader
 
@@ -260,11 +260,22 @@ class Text(ModalScreen[None]):
         self.dismiss(None)
 
 
-def title_of(widget: Any, text: str) -> None:
+def title_of(widget: Widget, text: str) -> None:
     """Sets the title in a pane's frame, as plain text, only when it changes."""
+    _set_frame(widget, "border_title", text)
+
+
+def subtitle_of(widget: Widget, text: str) -> None:
+    """As `title_of`, at the lower end."""
+    _set_frame(widget, "border_subtitle", text)
+
+
+def _set_frame(widget: Widget, name: str, text: str) -> None:
     text = text.replace("[", "\\[")
-    if widget.border_title != text:
-        widget.border_title = text
+    if isinstance(widget, Chart):
+        widget.set_frame(name, text)
+    elif getattr(widget, name) != text:
+        setattr(widget, name, text)
 
 
 HEADING = Ink("strong", bold=True)

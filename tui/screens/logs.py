@@ -16,7 +16,7 @@ from fsdp_tui.telemetry.launch import printed_elsewhere
 from fsdp_tui.telemetry.rundir import RunEntry
 from fsdp_tui.tui.filters import FilterError
 from fsdp_tui.tui.keys import LOGS, bindings_of
-from fsdp_tui.tui.screens.base import View, title_of
+from fsdp_tui.tui.screens.base import View, subtitle_of, title_of
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
@@ -189,7 +189,7 @@ class LogsScreen(View):
         title_of(view, f"{self.who} · {len(lines):,} lines" + (" (older ones in the file)" if self._tail.cut else ""))
         path, room = str(self._tail.path), max(8, view.size.width - 4)
         path = path if len(path) <= room else f"…{path[1 - room :]}"  # its end tells one from another
-        view.border_subtitle = path.replace("[", "\\[")
+        subtitle_of(view, path)
         elsewhere = self._elsewhere if self.rank != LAUNCHER else ""
         view.show_lines(lines, elsewhere or f"{self.who} has printed nothing")
         notes: list[Row] = [

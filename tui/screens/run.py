@@ -24,7 +24,7 @@ from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.filters import FilterError, RankTest, rank_filter
 from fsdp_tui.tui.keys import RUN, bindings_of
 from fsdp_tui.tui.screens.bands import Band, Banded
-from fsdp_tui.tui.screens.base import Text, title_of
+from fsdp_tui.tui.screens.base import Text, subtitle_of, title_of
 from fsdp_tui.tui.screens.details import write_call, write_events
 from fsdp_tui.tui.screens.logs import LogsScreen
 from fsdp_tui.tui.screens.rank import RankScreen
@@ -309,7 +309,7 @@ class RunScreen(Banded):
         )
         when = "at the peak of a step" if self.at_peak else "after the optimizer's step"
         title_of(pane, f"memory per rank {when} · {bars.unit.name}")
-        pane.border_subtitle = peak_spread(run) if self.size.width >= WIDE else ""
+        subtitle_of(pane, peak_spread(run) if self.size.width >= WIDE else "")
         pane.show_bars(bars)
 
     def _show_verdicts(self, run: RunView | None) -> None:

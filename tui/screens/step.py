@@ -17,7 +17,7 @@ from fsdp_tui.telemetry.view import RankView, RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.keys import STEP, bindings_of
 from fsdp_tui.tui.screens.bands import Band, Banded
-from fsdp_tui.tui.screens.base import Text, title_of
+from fsdp_tui.tui.screens.base import Text, subtitle_of, title_of
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Row, crop, flow
 from fsdp_tui.tui.widgets.chrome import ago
@@ -164,7 +164,7 @@ class StepScreen(Banded):
         pane = self.query_one("#timeline", StepTimeline)
         if self.timeline is None or self.look is None or chosen is None:
             title_of(pane, " · ".join(["memory inside a step", *counts(chosen)]))
-            pane.border_subtitle = ""
+            subtitle_of(pane, "")
             pane.show_words(said)
         else:
             self._show(self.timeline, self.look, chosen, pane)
@@ -176,7 +176,7 @@ class StepScreen(Banded):
         what = f"{ALONE[look.alone][0]} alone" if look.alone else "memory"
         title_of(pane, " · ".join([f"{what} inside step {capture.step:,}", *counts(chosen), unit.name]))
         here = f"{fmt.duration(look.cursor_ns)} · {place_text(timeline, look.cursor_ns)}"
-        pane.border_subtitle = here.replace("[", "\\[")
+        subtitle_of(pane, here)
         pane.show_timeline(timeline, look)
         self.query_one("#moment", Reader).show(lambda width: write_moment(timeline, look.cursor_ns, width))
         self.query_one("#why", Reader).show(lambda width: write_why(capture, width))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -124,6 +125,7 @@ class Chart(Widget):
     """
     ALLOW_SELECT = False
 
+    _only_frame = False
     _rows: list[Row] | None = None
     _strips: list[Strip | None]
     _drawn_for: tuple[int, int, bool] = (0, 0, False)
@@ -151,6 +153,22 @@ class Chart(Widget):
         ]
         if changed:
             self.refresh(*changed)
+
+    def set_frame(self, name: str, text: str) -> None:
+        """Sets `border_title` or `border_subtitle`. Textual draws all of a widget again for it; here it is the frame."""
+        if getattr(self, name) != text:
+            self._only_frame = True
+            try:
+                setattr(self, name, text)
+            finally:
+                self._only_frame = False
+
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+        if self._only_frame and not regions:
+            x, y = self.content_offset
+            width, height = self.outer_size
+            regions = (Region(-x, -y, width, 1), Region(-x, height - 1 - y, width, 1))
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def render_line(self, y: int) -> Strip:
         """One line, from the cache if nothing changed."""

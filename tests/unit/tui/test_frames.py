@@ -43,6 +43,9 @@ class Cells(Chart):
             for _ in range(self.chance.randrange(3)):
                 row[self.chance.randrange(len(row))] = self.piece()
         self.redraw()
+        for end in ("border_title", "border_subtitle"):
+            if self.chance.random() < 0.5:
+                self.set_frame(end, " ".join(self.chance.sample(WORDS, 2)))
 
     def draw(self, width: int, height: int, letters: bool) -> list[Row]:
         return [list(row) for row in self.rows]
@@ -68,7 +71,9 @@ class Terminal(App[None]):
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         update: Any = exact(renderable)
         if update is not None and not self._batch_count:
-            self.partial += isinstance(update, ChangedCells)
+            self.partial += (
+                isinstance(update, ChangedCells) and min(end - x for _, x, end in update.spans) < SIZE[0] // 2
+            )
             self._stream.feed(update.render_segments(self._colours))
 
     def whole(self) -> pyte.Screen:
