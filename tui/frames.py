@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from rich.console import Console, RenderableType
 from rich.control import Control
-from textual._compositor import ChopsUpdate
+
+try:
+    from textual._compositor import ChopsUpdate
+except ImportError:  # it is private: a Textual without it sends its frames as it likes
+    ChopsUpdate = object  # type: ignore[assignment,misc]
 
 
 class ChangedCells(ChopsUpdate):
@@ -24,6 +28,6 @@ class ChangedCells(ChopsUpdate):
 
 def exact(update: RenderableType | None) -> RenderableType | None:
     """The same update, of changed cells only where it is one of some spans of some lines."""
-    if type(update) is ChopsUpdate:
+    if type(update) is ChopsUpdate and all(hasattr(update, name) for name in ("chops", "spans", "chop_ends")):
         return ChangedCells(update.chops, update.spans, update.chop_ends)
     return update
