@@ -21,14 +21,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/fsdp-tui demo $(ARGS)
 
-# Two processes, each a file at a time: what a file has started serves all of its tests. One after another: ARGS='-n 0'.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes, each a file at a time: what a file has started serves all of its tests. Then those that want the machine for
+# themselves. ARGS that choose tests may choose none of either (5).
+PYTEST := $(BIN)/python -m pytest
+TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: install
-	$(PYTEST) -m 'not matrix' $(ARGS)
+	$(PYTEST) $(TOGETHER) -m 'not matrix and not alone' $(ARGS) || [ $$? = 5 ]
+	$(PYTEST) -m 'not matrix and alone' $(ARGS) || [ $$? = 5 ]
 
 test-all: install $(VENV)/.frameworks
-	$(PYTEST) $(ARGS)
+	$(PYTEST) $(TOGETHER) -m 'not alone' $(ARGS) || [ $$? = 5 ]
+	$(PYTEST) -m alone $(ARGS) || [ $$? = 5 ]
 
 $(VENV)/.frameworks: $(VENV)/.installed
 	@echo "installing the frameworks that tests train with ..."

@@ -20,7 +20,7 @@ from fsdp_tui.telemetry.state import RunState
 from fsdp_tui.telemetry.view import RunView
 from tests.dist.trainings import Case, Mailbox, micro_batches, model
 
-DELAY_S = 0.1
+DELAY_S = 0.03
 SLOW = 1
 """The rank that is held up."""
 

@@ -15,7 +15,7 @@ PATIENCE_S = 10.0
 
 
 async def quiet(_: float = 0) -> None:
-    """Waits until nothing is left to do at once: no task can go on, and what was changed is drawn.
+    """Waits until nothing is left to do at once: no task can go on, no worker searches, and what was changed is drawn.
 
     What a thread or a timer will bring is not waited for: a test waits for that by its condition.
     """
@@ -31,7 +31,7 @@ async def quiet(_: float = 0) -> None:
             return
         if app._resize_event is not None:
             app._check_resize()
-        elif app._batch_count:
+        elif app._batch_count or any(worker.is_running for worker in app.workers):
             await asyncio.sleep(0.005)
         elif app.screen._update_timer._active.is_set():
             app.screen._on_timer_update()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,16 +17,15 @@ from fsdp_tui.tui.app import Dashboard
 from .fixtures import Recipe, World
 
 GOLDEN = Path(__file__).parent / "golden"
-PATIENCE = 1_000
+PATIENCE_S = 60
 
 
 async def until(pilot: Pilot[int], condition: Callable[[], bool], why: str = "") -> None:
     """Lets the app go on until the condition holds."""
-    for _ in range(PATIENCE):
-        if condition():
-            return
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, f"still not: {why or condition}"
         await pilot.pause(0.005)
-    raise AssertionError(f"still not: {why or condition}")
 
 
 async def settle(pilot: Pilot[int], delay: float | None = 0) -> None:

@@ -156,10 +156,7 @@ async def test_the_list_keeps_itself_up_to_date() -> None:
         before = screen.chosen
         world.entries.insert(0, entry("newcomer", created_ns=world.now_ns))
         app.list_runs()
-        for _ in range(500):
-            if len(app.entries) == 6:
-                break
-            await pilot.pause(0.005)
+        await until(pilot, lambda: len(app.entries) == 6, "it is listed")
         await settle(pilot)
         assert "newcomer" in app.text()
         assert screen.chosen == before
