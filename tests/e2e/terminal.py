@@ -90,9 +90,10 @@ class Terminal:
         """Presses keys: names of KEYS, or text as it is."""
         for key in keys:
             os.write(self._handle, KEYS.get(key, key).encode())
-            self._settle()
+            # An escape must have been read alone; after another key a notice may be gone in a few seconds.
+            self._settle(patience_s=10 if key == "escape" else 2)
 
-    def _settle(self, quiet_s: float = 0.2, patience_s: float = 10.0) -> None:
+    def _settle(self, quiet_s: float = 0.2, *, patience_s: float) -> None:
         """Reads until nothing comes for a moment, which also tells a lone escape from the start of a sequence.
 
         A program that waits for a processor says nothing either: it has settled when it has read what was typed and sleeps.
