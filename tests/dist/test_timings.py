@@ -16,8 +16,6 @@ from tests.dist.timings import SLOW, Timed, picture, run_all
 from tests.dist.trainings import Case
 from tests.dist.worlds import run_world
 
-pytestmark = pytest.mark.alone
-
 STEPS = 12
 MS = 1_000_000
 PLANTED = range(25 * MS, 37 * MS)

@@ -85,7 +85,8 @@ def test_data_as_csv(recorded: Program) -> None:
     with Terminal([*PROGRAM, "attach", "past"], recorded.environment, recorded.directory) as terminal:
         terminal.until(r"DONE.*past")
         terminal.type("E")
-        terminal.until(r"run-memory-\d+")
+        # The notice says where, too, on as many lines as the path is long.
+        terminal.until(lambda _: any(recorded.directory.glob("fsdp-tui-past-run-series-*.csv")))
         terminal.type("q")
         assert terminal.wait() == 0
     (memory,) = recorded.directory.glob("fsdp-tui-past-run-memory-*.csv")
