@@ -11,14 +11,16 @@ from fsdp_tui.telemetry.messages import Stack, decode, encode
 
 
 def _taken_while(body: Callable[[threading.Event, threading.Event], None]) -> Stack:
-    """The stack of a thread that runs `body`, taken once it says that it is there."""
+    """The stack of a thread that runs `body`, taken once it has said that it is there, and waits."""
     there, go_on = threading.Event(), threading.Event()
     thread = threading.Thread(target=body, args=(there, go_on))
     thread.start()
-    assert there.wait(10)
+    assert there.wait(60)
     assert thread.ident is not None
     try:
-        return take(3, "asked", thread.ident)
+        while (stack := take(3, "asked", thread.ident)).threads[0].frames[-1].function != "wait":
+            assert thread.is_alive()
+        return stack
     finally:
         go_on.set()
         thread.join()
@@ -29,7 +31,7 @@ def test_a_thread_that_waits_in_c() -> None:
 
     def waits(there: threading.Event, go_on: threading.Event) -> None:
         there.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     stack = _taken_while(waits)
     assert (stack.rank, stack.id) == (3, "asked")
@@ -37,7 +39,7 @@ def test_a_thread_that_waits_in_c() -> None:
     functions = [frame.function for frame in stack.threads[0].frames]
     assert functions.index("waits") < len(functions) - 1
     mine = next(frame for frame in stack.threads[0].frames if frame.function == "waits")
-    assert (mine.file, mine.code) in ((__file__, "go_on.wait(10)"), (__file__, "there.set()"))
+    assert (mine.file, mine.code) == (__file__, "go_on.wait(60)")
     assert decode(encode(stack)) == stack
 
 
@@ -50,7 +52,7 @@ def test_a_very_deep_stack_is_cut_in_the_middle() -> None:
         if left:
             return deep(there, go_on, left - 1)
         there.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return None
 
     frames = _taken_while(deep).threads[0].frames
