@@ -35,7 +35,8 @@ def test_a_thread_that_waits_in_c() -> None:
 
     stack = _taken_while(waits)
     assert (stack.rank, stack.id) == (3, "asked")
-    assert [thread.name for thread in stack.threads] == ["training"]
+    # A test's process may have been begun by a thread that is none of Python's: that one is told.
+    assert [thread.name for thread in stack.threads if not thread.name.startswith("not Python's own")] == ["training"]
     functions = [frame.function for frame in stack.threads[0].frames]
     assert functions.index("waits") < len(functions) - 1
     mine = next(frame for frame in stack.threads[0].frames if frame.function == "waits")
