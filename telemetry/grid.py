@@ -204,6 +204,18 @@ class CommGrid:
         absent = self._absent(columns, starts, at)
         return Figures(metric, np.where(absent, np.nan, medians[:, :-1]), absent, medians[:, -1], len(rows))
 
+    def _figure(self, metric: Metric, rank: int, at: int) -> float | None:
+        """As `figures` of all calls has it; where nobody has asked for those of all ranks, only this one is worked out."""
+        known = self._figures.get((metric, ALL))
+        if known is not None:
+            value = float(known.cells[rank, at])
+        else:
+            columns, starts, places = self._columns(metric, ALL)
+            own = slice(rank, rank + 1)
+            steps = [self._reduce(step, metric, columns, starts, places, own)[0, at] for step in self._window]
+            value = float(median_known(np.array(steps)))
+        return value if np.isfinite(value) else None
+
     def _columns(
         self, metric: Metric, selection: Selection
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -227,13 +239,14 @@ class CommGrid:
         columns: NDArray[np.int64],
         starts: NDArray[np.int64],
         at: NDArray[np.int64],
+        ranks: slice = slice(None),
     ) -> Floats:
-        """One step: (ranks, places + 1), the last column over all places."""
-        out = np.full((self.ranks, len(self.places) + 1), np.nan)
+        """One step of all or some ranks: (ranks, places + 1), the last column over all places."""
+        out = np.full((len(range(self.ranks)[ranks]), len(self.places) + 1), np.nan)
         if not len(columns):
             return out
         order = order_of(step, self._keys)
-        spent = step.matrix("duration")[:, order][:, columns]
+        spent = step.matrix("duration")[ranks][:, order][:, columns]
         units = np.array([self._keys[column][0] for column in columns])
         buckets = units <= FIRST_BUCKET
         together = self._place_of.get(None)
@@ -243,7 +256,7 @@ class CommGrid:
                 out[:, at] = np.add.reduceat(carried, starts) / np.add.reduceat(spent, starts, axis=1) * 1e9
                 time, moved = spent[:, ~buckets].sum(axis=1), carried[~buckets].sum()
                 if buckets.any() and together is not None:
-                    span = step.spans()[:, DURATION]
+                    span = step.spans()[ranks, DURATION]
                     out[:, together] = carried[buckets].sum() / span * 1e9
                     time, moved = time + span, moved + carried[buckets].sum()
                 out[:, -1] = moved / time * 1e9
@@ -251,9 +264,9 @@ class CommGrid:
             return out
         if metric == "lateness":
             # Who makes no call keeps nobody waiting.
-            cells = np.where(spent == 0, 0.0, step.matrix("late")[:, order][:, columns])
+            cells = np.where(spent == 0, 0.0, step.matrix("late")[ranks][:, order][:, columns])
         else:
-            cells = spent if metric == "duration" else step.matrix("exposed")[:, order][:, columns]
+            cells = spent if metric == "duration" else step.matrix("exposed")[ranks][:, order][:, columns]
         # One delay makes the ranks of both groups of a hybrid strategy wait, one after the other: it counts once.
         replicas = (units >= 0) & (np.array([self._keys[column][1] for column in columns]) == ALL_REDUCE)
         if metric == "lateness" and replicas.any() and not replicas.all():
@@ -266,7 +279,7 @@ class CommGrid:
             whole = cells[:, ~buckets].sum(axis=1)
         if buckets.any() and together is not None:
             waited, span = step.spans()[:, EXPOSED], step.spans()[:, DURATION]
-            own = {"lateness": waited.max() - waited, "exposed": waited, "duration": span}[metric]
+            own = {"lateness": waited.max() - waited, "exposed": waited, "duration": span}[metric][ranks]
             out[:, together] = own
             whole = whole + own
         out[:, -1] = whole
@@ -305,12 +318,10 @@ class CommGrid:
         another in the next.
         """
         at = self.places.index(place)
-        if not 0 <= rank < self.ranks or self.figures("duration").absent[rank, at]:
+        if not 0 <= rank < self.ranks or self._absent(*self._columns("duration", ALL))[rank, at]:
             return None
         calls, nbytes = self.volume()[at]
-        lateness, exposed, duration, bus = (
-            None if value != value else value for value in (float(self.figures(m).cells[rank, at]) for m in METRICS)
-        )
+        lateness, exposed, duration, bus = (self._figure(metric, rank, at) for metric in METRICS)
         return CallFigures(
             kind=-1,
             phase=-1,

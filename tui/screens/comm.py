@@ -79,6 +79,8 @@ class CommScreen(Banded):
         self.map: CommMap | None = None
         self._led = True
         """Nobody has moved the cursor yet: it goes where it is worst."""
+        self._has_units = False
+        """The table of all units of a rank is in view."""
         self._keep: RankTest = rank_filter("")
         self._keep_unit: UnitTest = split_unit_filter("")[1]
         self._drawn: tuple[object, ...] = ()
@@ -161,7 +163,10 @@ class CommScreen(Banded):
     def _prepare(self, run: RunView) -> None:
         """Works out what the next tick shows, in the feed's thread."""
         choice, spot = self.choice, self.spot
-        for metric, selection in ((choice.metric, choice.selection), *((metric, ALL) for metric in METRICS)):
+        shown = [(choice.metric, choice.selection)]
+        if self._has_units:
+            shown += [(metric, ALL) for metric in METRICS]
+        for metric, selection in shown:
             run.grid.figures(metric, selection).excess  # noqa: B018
         if spot is not None:
             self._calls(run, spot)
@@ -246,16 +251,17 @@ class CommScreen(Banded):
         title_of(pane, spot_words(run, self.choice, spot, wide - 6))
         pane.empty = "this rank makes no calls here"
         calls = self._calls(run, spot)
-        whole = run.grid.together(spot.rank, run.grid.places[spot.place])
         # What all of them come to, where they leave a row for it.
         room = pane.size.height - 1 > len(calls) > 1
-        pane.show_columns(call_columns([*calls, whole] if whole is not None and room else calls))
+        whole = run.grid.together(spot.rank, run.grid.places[spot.place]) if room else None
+        pane.show_columns(call_columns([*calls, whole] if whole is not None else calls))
 
     def _show_units(self, run: RunView | None) -> None:
         """All units of the chosen rank, where there is room: what the next step into the rank shows too."""
         table, spot = self.query_one("#units", Table), self.spot
         table.empty = ""
-        if run is None or spot is None or not run.grid.places or ("units-band" in self.below and not table.has_focus):
+        self._has_units = "units-band" not in self.below or table.has_focus
+        if run is None or spot is None or not run.grid.places or not self._has_units:
             table.show_columns([])
             return
         title_of(table, f"rank {spot.rank} in all units")

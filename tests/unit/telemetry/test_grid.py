@@ -11,7 +11,7 @@ import pytest
 
 from fsdp_tui.telemetry.bandwidth import bus_factor
 from fsdp_tui.telemetry.collectives import NO_UNIT
-from fsdp_tui.telemetry.grid import METRICS, CommGrid, Figures, Metric, Place, Selection
+from fsdp_tui.telemetry.grid import METRICS, CommGrid, Metric, Place, Selection
 from fsdp_tui.telemetry.messages import Comm, Unit
 from fsdp_tui.telemetry.state import RunState
 
@@ -176,7 +176,7 @@ def test_with_each_step_the_figures_move_on() -> None:
     assert before.steps == 5
 
 
-def hybrid(late_ns: int) -> Figures:
+def hybrid(late_ns: int) -> RunState:
     """2 x 2: shard groups (0, 1) and (2, 3), replicas (0, 2) and (1, 3). Rank 1 is late by so much."""
     state = RunState()
     state.apply(launched(4))
@@ -191,12 +191,12 @@ def hybrid(late_ns: int) -> Figures:
             times = [100 + (late_ns if rank == 0 else 0), 50, 20 + (late_ns if rank == 3 else 0)]
             state.apply(step(rank, number))
             state.apply(message(rank, number, calls, times, times))
-    return state.view().grid.figures("lateness")
+    return state
 
 
 def test_one_delay_in_both_groups_of_a_hybrid_strategy_counts_once() -> None:
     """The partner in the other group waits for the same delay: 700 ns, not 1,400."""
-    figures = hybrid(700)
+    figures = hybrid(700).view().grid.figures("lateness")
     assert figures.cells[:, 0].tolist() == [0, 700, 0, 0]
     assert figures.by_rank.tolist() == [0, 700, 0, 0]
 
@@ -226,8 +226,8 @@ def test_a_group_that_is_not_known_has_no_bandwidth() -> None:
     assert np.isfinite(grid.figures("duration").cells).all()
 
 
-def test_buckets_are_known_together() -> None:
-    """DDP: single buckets have bytes and no times; the rank that waits least after its backward came last."""
+def with_buckets() -> RunState:
+    """DDP; rank 0 waits 400 ns in each step, rank 1 100, 200, 300, 400."""
     state = RunState()
     state.apply(launched(2, "ddp"))
     for rank in range(2):
@@ -238,7 +238,12 @@ def test_buckets_are_known_together() -> None:
     for number in range(1, 5):
         for rank in range(2):
             state.apply(bucket_comm(rank, number, reductions=(1_000, 400 if rank == 0 else 100 * number)))
-    grid = state.view().grid
+    return state
+
+
+def test_buckets_are_known_together() -> None:
+    """DDP: single buckets have bytes and no times; the rank that waits least after its backward came last."""
+    grid = with_buckets().view().grid
     assert [place.name for place in grid.places] == ["buckets", "bucket 0", "bucket 1"]
     exposed = grid.figures("exposed")
     assert exposed.cells[:, 0].tolist() == [400, 300]  # steps 2 to 4: 200, 300, 400
@@ -289,6 +294,18 @@ def test_all_calls_of_a_rank_in_a_unit_have_a_median_of_their_own() -> None:
     assert whole.busbw_bytes_per_s == pytest.approx(made.expected("bandwidth", every, 2, 1))
     assert whole.algbw_bytes_per_s == pytest.approx(900 / (made.expected("duration", every, 2, 1) or 1) * 1e9)
     assert grid.together(9, grid.places[1]) is None
+
+
+def test_a_single_figure_is_that_of_the_whole_grid() -> None:
+    """Of a hybrid strategy and of DDP too; worked out alone, for nobody has asked for all ranks'."""
+    for made in (Made(unknown=[(4, 1, 2)]).state, hybrid(700), with_buckets()):
+        grid = made.view().grid
+        alone = {(rank, place): grid.together(rank, place) for rank in range(grid.ranks) for place in grid.places}
+        assert any(alone.values())
+        for metric in METRICS:
+            grid.figures(metric)
+        for (rank, place), found in alone.items():
+            assert grid.together(rank, place) == found
 
 
 def test_a_rank_that_makes_no_call_is_absent_and_not_0() -> None:
