@@ -34,8 +34,8 @@ Metric = Literal["lateness", "exposed", "duration", "bandwidth"]
 METRICS: Final[tuple[Metric, ...]] = ("lateness", "exposed", "duration", "bandwidth")
 """What the others wait for the rank, what its compute waits, what its calls take, each in ns per step; bytes per second on
 its link while they run (bus bandwidth)."""
-KEPT = len(METRICS) + 1
-"""Metrics and selections whose reduced steps are kept, those asked for last."""
+KEPT = 3 * len(METRICS)
+"""Metrics and selections whose reduced steps are kept, those asked for last: who goes through them comes back to them."""
 BACKWARD = COMM_PHASES.index("backward")
 
 

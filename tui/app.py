@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +53,8 @@ AHEAD = 0.9
 TWICE_S = 2.0
 """Two ctrl+c within this time quit."""
 STOP_PATIENCE_S = 60.0
+TURN_S = 0.001
+"""So long a thread that makes a picture may keep the interpreter from a key; Python's own 5 ms come many times in a frame."""
 HELD_S = 0.01
 """So long no frame is drawn when a screen gives way to another that is there already."""
 STOP_NEWS_S = 10.0
@@ -707,6 +710,7 @@ def run_app(open_on: str | None = None, own: str | None = None) -> int:
         RunError: there is no such run.
     """
     collector.relax()
+    sys.setswitchinterval(TURN_S)
     services = real_services()
     entries = services.list_runs()
     entry = services.find(open_on) if open_on is not None else None
