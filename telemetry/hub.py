@@ -696,6 +696,10 @@ class Hub:
         reasons = {known.goodbye.reason for known in self.state.ranks.values() if known.goodbye}
         if ended.state == "stopped" and ended.stop_rung == "agreed" and reasons == {"finished"}:
             ended = msgspec.structs.replace(ended, state="finished", stop_rung=None)  # it was done before the stop came
+        if ended.state == "finished" and "stopped" in reasons:
+            ended = msgspec.structs.replace(
+                ended, state="stopped", stop_rung="agreed"
+            )  # asked for when its hub was new
         self._take(ended)
         self._commit(final=True)
         trouble = self._recording_trouble

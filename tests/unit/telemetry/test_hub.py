@@ -391,6 +391,17 @@ def test_a_stop_that_came_too_late_leaves_the_run_finished(hub: HubProcess) -> N
     assert (ended.state, ended.stop_rung) == ("finished", None)
 
 
+def test_a_stop_that_the_launcher_has_not_heard_of_is_a_stop(hub: HubProcess) -> None:
+    """Asked for when the hub was new, and the launcher had not found it yet."""
+    hub.sender(0, 1).close(Goodbye(rank=0, incarnation=1, reason="stopped", steps=3), timeout_s=60)
+    hub.say(Ended(state="finished", ended_ns=1, exit_codes={"0": 0}))
+    assert hub.process is not None
+    assert hub.process.wait(60) == 0
+    ended = load_state(hub.paths.recording).ended
+    assert ended is not None
+    assert (ended.state, ended.stop_rung) == ("stopped", "agreed")
+
+
 def test_a_capture_goes_to_the_ranks_and_comes_back(hub: HubProcess) -> None:
     """All ranks have the request with one number; a second one waits its turn; an event says that all results are there."""
     senders = [hub.sender(0), hub.sender(1)]
