@@ -182,21 +182,22 @@ class CommGrid:
         """One metric of the selected calls, for every rank and place."""
         found = self._figures.get((metric, selection))
         if found is None:
-            with self._lock:
-                found = self._figures[metric, selection] = self._work_out(metric, selection)
+            found = self._figures[metric, selection] = self._work_out(metric, selection)
         return found
 
     def _work_out(self, metric: Metric, selection: Selection) -> Figures:
         columns, starts, at = self._columns(metric, selection)
         asked = (metric, selection, tuple(self._keys))
-        before = self._reduced.pop(asked, {})
+        before = self._reduced.get(asked, {})
         kept = {}
         for step in self._window:
             kept[id(step)] = before.get(id(step)) or (step, self._reduce(step, metric, columns, starts, at))
         rows = [row for _, row in kept.values()]
-        self._reduced[asked] = kept
-        while len(self._reduced) > KEPT:
-            del self._reduced[next(iter(self._reduced))]
+        with self._lock:  # not while figures are worked out: a key that asks for others would wait for a picture's
+            self._reduced.pop(asked, None)
+            self._reduced[asked] = kept
+            while len(self._reduced) > KEPT:
+                del self._reduced[next(iter(self._reduced))]
         shape = (self.ranks, len(self.places))
         if not rows:
             return Figures(metric, np.full(shape, np.nan), np.ones(shape, bool), np.full(self.ranks, np.nan), 0)
