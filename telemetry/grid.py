@@ -169,6 +169,7 @@ class CommGrid:
         """Which collectives there are at all."""
         return tuple(sorted({kind for _, kind, _ in self._keys}))
 
+    @cached_property
     def volume(self) -> list[tuple[float, int]]:
         """Of each place the calls and bytes of the newest step and a rank; of DDP's buckets together their sum."""
         if self._newest is None:
@@ -321,7 +322,7 @@ class CommGrid:
         at = self.places.index(place)
         if not 0 <= rank < self.ranks or self._absent(*self._columns("duration", ALL))[rank, at]:
             return None
-        calls, nbytes = self.volume()[at]
+        calls, nbytes = self.volume[at]
         lateness, exposed, duration, bus = (self._figure(metric, rank, at) for metric in METRICS)
         return CallFigures(
             kind=-1,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,12 @@ from fsdp_tui.telemetry.collectives import (
     order_of,
 )
 from fsdp_tui.telemetry.messages import COLLECTIVES, COMM_PHASES
-from fsdp_tui.telemetry.view import BUCKETS, NO_CALLS, ByRank, Collective, CollectiveStats, CommTotals, Lateness
+from fsdp_tui.telemetry.view import BACKWARD, BUCKETS, ByRank, Collective, CollectiveStats, CommTotals, Lateness
 
 STEADY = 0.85
 """Share of the steps in which a rank must be late for it to be late steadily: with 20 steps, 17 of them."""
 CACHED_CELLS = 1 << 17
 """Cells that are worked on at a time."""
-FORWARD, BACKWARD = COMM_PHASES.index("forward"), COMM_PHASES.index("backward")
 
 
 class CollectiveMedians:
@@ -142,32 +142,40 @@ class CollectiveMedians:
 
     # The figures
 
+    def of_one(self, steps: Sequence[CommStep], key: Key, bus: Floats) -> CollectiveStats:
+        """The figures of a call over these steps, which take the place of the window."""
+        self._clear([key], steps[-1].ranks)
+        self._fill(steps)
+        return self._stats_of(np.array([[0]]), bus)[0]
+
     def _work_out(self) -> None:
         self._stats = self._all_stats() if self._slots and self._keys else {}
-        self.totals = self._totals() if self._slots else CommTotals()
-        self.exposed = self._exposed_by_phase() if self._slots else {}
+        exposed = self._sums(self._exposed, EXPOSED)
+        self.totals = self._totals(exposed) if self._slots else CommTotals()
+        self.exposed = self._exposed_by_phase(exposed) if self._slots else {}
         self._late_unit, self._late_rank = self._latest() if self._slots else (NO_UNIT, None)
 
     def _all_stats(self) -> Mapping[tuple[int, int], Collective]:
         at: dict[tuple[int, int], dict[int, int]] = {}
         for column, (unit, kind, phase) in enumerate(self._keys):
             at.setdefault((unit, kind), {})[phase] = column
-        wanted = {tuple(sorted(by_phase.values())) for by_phase in at.values()}
-        wanted |= {(column,) for column in range(len(self._keys))}
+        per_step = np.median(self._calls[:, : len(self._slots)], axis=-1).tolist()
         sizes = self._newest_sizes()
         bus = np.array(
             [bus_factor(kind, size) if size else np.nan for (_, kind, _), size in zip(self._keys, sizes, strict=True)]
         )
+        wanted = {tuple(sorted(by_phase.values())) for by_phase in at.values()}
         found: dict[tuple[int, ...], CollectiveStats] = {}
         for size in sorted({len(columns) for columns in wanted}):
             same = sorted(columns for columns in wanted if len(columns) == size)
             for some in self._chunks(len(same), size):
                 found |= zip(same[some], self._stats_of(np.array(same[some]), bus), strict=True)
+        steps = tuple(self._slots)  # what is asked for later is still that of these
         return {
             call: Collective(
                 step=found[tuple(sorted(by_phase.values()))],
-                forward=found[by_phase[FORWARD],] if FORWARD in by_phase else NO_CALLS,
-                backward=found[by_phase[BACKWARD],] if BACKWARD in by_phase else NO_CALLS,
+                calls={phase: per_step[column] for phase, column in by_phase.items()},
+                of_phase=partial(_stats_of_phase, steps, bus, by_phase, *call),
             )
             for call, by_phase in at.items()
         }
@@ -199,18 +207,21 @@ class CollectiveMedians:
         late = median_known(_sum_calls(self._of(self._late, columns)))
         together = median_known(_mean_known(_sum_calls(duration)))
         waited = median_known(_mean_known(_sum_calls(self._of(self._exposed, columns))))
+        figures = np.stack([per_step, whole, median_ns, together, algbw, busbw, waited]).T.tolist()
         return [
             CollectiveStats(
-                per_step=float(per_step[at]),
-                bytes=int(whole[at]),
-                median_ns=_whole(median_ns[at]),
-                duration_ns=_whole(together[at]),
-                algbw_bytes_per_s=_finite(algbw[at]),
-                busbw_bytes_per_s=_finite(busbw[at]),
-                exposed_ns=_whole(waited[at]),
+                per_step=calls_in_step,
+                bytes=int(bytes_in_step),
+                median_ns=_whole(one_ns),
+                duration_ns=_whole(spent_ns),
+                algbw_bytes_per_s=_finite(alg),
+                busbw_bytes_per_s=_finite(on_link),
+                exposed_ns=_whole(exposed_ns),
                 late_ns=ByRank(row),
             )
-            for at, row in enumerate(late)
+            for row, (calls_in_step, bytes_in_step, one_ns, spent_ns, alg, on_link, exposed_ns) in zip(
+                late, figures, strict=True
+            )
         ]
 
     def _of(self, matrix: Floats, columns: NDArray[np.int64]) -> Floats:
@@ -219,45 +230,52 @@ class CollectiveMedians:
             return matrix[columns[0, 0] : columns[-1, 0] + 1, None, :, : len(self._slots)]
         return matrix[columns, :, : len(self._slots)]
 
-    def _totals(self) -> CommTotals:
+    def _totals(self, exposed: Mapping[tuple[int, int], Floats]) -> CommTotals:
         def nbytes(kind: int) -> int:
             return int(np.median(self._nbytes[self._kinds == kind, : len(self._slots)].sum(axis=0)))
 
-        def time(matrix: Floats, chosen: NDArray[np.bool_], of_buckets: int) -> int | None:
-            return _whole(median_known(_mean_known(self._per_rank(matrix, chosen, of_buckets))))
+        def time(parts: Iterable[Floats]) -> int | None:
+            return _whole(median_known(_mean_known(self._added(parts))))
 
-        every = np.ones(len(self._kinds), dtype=bool)
         spans = self._spans[..., : len(self._slots)]
         return CommTotals(
             all_gather_bytes=nbytes(0),
             reduce_scatter_bytes=nbytes(1),
             all_reduce_bytes=nbytes(2),
-            exposed_ns=time(self._exposed, every, EXPOSED),
-            exposed_all_gather_ns=time(self._exposed, self._kinds == 0, EXPOSED),
-            exposed_reduce_ns=time(self._exposed, self._kinds != 0, EXPOSED),
-            duration_ns=time(self._duration, every, DURATION),
+            exposed_ns=time(exposed.values()),
+            exposed_all_gather_ns=time(part for (kind, _), part in exposed.items() if kind == 0),
+            exposed_reduce_ns=time(part for (kind, _), part in exposed.items() if kind != 0),
+            duration_ns=time(self._sums(self._duration, DURATION).values()),
             buckets_ns=_whole(median_known(_mean_known(spans[DURATION]))),
             buckets_exposed_ns=_whole(median_known(_mean_known(spans[EXPOSED]))),
         )
 
-    def _per_rank(self, matrix: Floats, chosen: NDArray[np.bool_], of_buckets: int) -> Floats:
-        """Sums over the chosen calls, (ranks, steps); DDP's buckets are known only all together."""
-        n, buckets = len(self._slots), self._units <= FIRST_BUCKET
-        times = self._sum_over(matrix, np.flatnonzero(chosen & ~buckets))
-        return times + self._spans[of_buckets, :, :n] if (chosen & buckets).any() else times
+    def _sums(self, matrix: Floats, of_buckets: int) -> dict[tuple[int, int], Floats]:
+        """Sums over the calls of each kind and phase, (ranks, steps); DDP's buckets are known only all together."""
+        n, parts = len(self._slots), dict[tuple[int, int], Floats]()
+        buckets = False
+        for call, (unit, kind, phase) in enumerate(self._keys):
+            if unit > FIRST_BUCKET:
+                times = matrix[call, :, :n]
+            elif buckets:
+                continue
+            else:
+                times, buckets = self._spans[of_buckets, :, :n], True
+            if (kind, phase) in parts:
+                parts[kind, phase] += times
+            else:
+                parts[kind, phase] = times.copy()
+        return parts
 
-    def _sum_over(self, matrix: Floats, calls: NDArray[np.int64]) -> Floats:
-        times = np.zeros((matrix.shape[1], len(self._slots)))
-        for call in calls:
-            times += matrix[call, :, : len(self._slots)]
-        return times
+    def _added(self, parts: Iterable[Floats]) -> Floats:
+        return np.asarray(sum(parts, np.zeros((self._duration.shape[1], len(self._slots)))))
 
-    def _exposed_by_phase(self) -> dict[int, tuple[int | None, ...]]:
+    def _exposed_by_phase(self, exposed: Mapping[tuple[int, int], Floats]) -> dict[int, tuple[int | None, ...]]:
         medians = [
-            median_known(self._per_rank(self._exposed, self._phases == phase, EXPOSED))
+            median_known(self._added(part for (_, own), part in exposed.items() if own == phase)).tolist()
             for phase in range(len(COMM_PHASES))
         ]
-        return {rank: tuple(_whole(row[rank]) for row in medians) for rank in range(self._exposed.shape[1])}
+        return {rank: tuple(map(_whole, row)) for rank, row in enumerate(zip(*medians, strict=True))}
 
     def _latest(self) -> tuple[int, Lateness | None]:
         """Who is waited for, without the unit's name, and the unit where that begins.
@@ -316,6 +334,13 @@ class CollectiveMedians:
             phase=COMM_PHASES[phase],
             start_ns=int(by_call[at]),
         )
+
+
+def _stats_of_phase(
+    steps: Sequence[CommStep], bus: Floats, by_phase: Mapping[int, int], unit: int, kind: int, phase: int
+) -> CollectiveStats:
+    """`bus`: of all columns; `by_phase`: the column of each phase."""
+    return CollectiveMedians().of_one(steps, (unit, kind, phase), bus[[by_phase[phase]]])
 
 
 def _sum_calls(times: Floats) -> Floats:

@@ -5,8 +5,9 @@ Live, recorded and paused runs give the same picture. `None` means not known, ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from statistics import median_low
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from fsdp_tui.telemetry.grid import CommGrid
 from fsdp_tui.telemetry.mesh import Dimension
 from fsdp_tui.telemetry.messages import (
     CATEGORIES,
+    COMM_PHASES,
     TOTAL_CATEGORIES,
     Capture,
     Ended,
@@ -133,16 +135,47 @@ class CollectiveStats:
         return max(0, self.duration_ns - self.exposed_ns)
 
 
+FORWARD, BACKWARD = COMM_PHASES.index("forward"), COMM_PHASES.index("backward")
 NO_CALLS = CollectiveStats(per_step=0, bytes=0, median_ns=None, exposed_ns=None, late_ns=ByRank())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Collective:
-    """A collective of a unit over the whole step, and its forward and backward parts."""
+    """A collective of a unit over the whole step, and its forward and backward parts, which are worked out when asked for."""
 
     step: CollectiveStats = NO_CALLS
-    forward: CollectiveStats = NO_CALLS
-    backward: CollectiveStats = NO_CALLS
+    calls: Mapping[int, float] = field(default_factory=dict)
+    """Per step and rank in each phase that has some, an index into COMM_PHASES."""
+    of_phase: Callable[[int], CollectiveStats] = lambda _: NO_CALLS
+    """All figures of one of several phases."""
+
+    @property
+    def forward_calls(self) -> float:
+        return self.calls.get(FORWARD, 0.0)
+
+    @property
+    def backward_calls(self) -> float:
+        return self.calls.get(BACKWARD, 0.0)
+
+    @cached_property
+    def forward(self) -> CollectiveStats:
+        return self._part(FORWARD)
+
+    @cached_property
+    def backward(self) -> CollectiveStats:
+        return self._part(BACKWARD)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Collective):
+            return NotImplemented
+        return (self.step, self.forward, self.backward) == (other.step, other.forward, other.backward)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _part(self, phase: int) -> CollectiveStats:
+        if phase not in self.calls:
+            return NO_CALLS
+        return self.step if len(self.calls) == 1 else self.of_phase(phase)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -300,6 +301,7 @@ def _worst_first(sums: Floats, low: bool) -> list[int]:
 # The cell under the cursor
 
 
+@lru_cache(4096)  # tables write hundreds in each picture, and most of them have been in the one before
 def metric_text(metric: Metric, value: float | None) -> str:
     """A figure with its unit."""
     return fmt.bandwidth(value) if metric == "bandwidth" else fmt.duration(value)
@@ -356,7 +358,7 @@ def unit_columns(run: RunView, rank: int, drawn: Metric = METRICS[0]) -> list[Ta
     grid = run.grid
     if not grid.places or rank >= grid.ranks:
         return []
-    volume = grid.volume()
+    volume = grid.volume
     figures = {metric: grid.figures(metric) for metric in METRICS}
 
     def cells(metric: Metric) -> list[Cell]:

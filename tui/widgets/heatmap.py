@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -73,6 +73,27 @@ class HeatMap:
     @property
     def low_is_worst(self) -> bool:
         return self.scale.falling
+
+    @cached_property
+    def digits(self) -> int:
+        """Cells that the widest number needs."""
+        known = self.cells[np.isfinite(self.cells)]
+        if not known.size:
+            return len(UNKNOWN)
+        return max(len(self.text(float(known.min()))), len(self.text(float(known.max()))))
+
+    @cached_property
+    def sums_ends(self) -> tuple[float, float] | None:
+        """Least and most of the sums that are known."""
+        known = self.sums[np.isfinite(self.sums)] if self.sums is not None else np.empty(0)
+        return (float(known.min()), float(known.max())) if known.size else None
+
+    @cached_property
+    def sums_digits(self) -> int:
+        """Cells that the widest sum and its title need."""
+        if self.sums is None:
+            return 0
+        return max(map(len, [self.sums_title, UNKNOWN, *map(self.sums_text, self.sums_ends or ())]))
 
 
 @dataclass(frozen=True)
@@ -155,13 +176,13 @@ def lay_out(
     header, legend = height >= 3, height >= 5
     foot = chart.foot is not None and height >= 9 and m > 1
     lines = max(1, height - header - legend - foot)
-    number = max((len(text) for text in _sum_texts(chart)), default=0)
+    number = chart.sums_digits
     flag = 2 if chart.flags else 0
     sums = 0
     if chart.sums is not None and width >= 44:
         sums = 2 + number + flag + (LEAST_BAR + 1 if width >= 76 else 0)
     room = max(1, width - label - 1 - sums)
-    digits = _digits(chart)
+    digits = chart.digits
     cell = min(max(1, room // max(1, m)), WIDEST)
     share_columns = 1 if each else _parts(m, room)
     shown_columns = min(_parts(m, share_columns), room // cell)
@@ -227,22 +248,6 @@ def lay_out(
 def _parts(whole: int, size: int) -> int:
     """How many parts of at most this size."""
     return -(-whole // max(1, size))
-
-
-def _digits(chart: HeatMap) -> int:
-    """Cells that the widest number needs."""
-    known = chart.cells[np.isfinite(chart.cells)]
-    if not known.size:
-        return len(UNKNOWN)
-    return max(len(chart.text(float(known.min()))), len(chart.text(float(known.max()))))
-
-
-def _sum_texts(chart: HeatMap) -> list[str]:
-    if chart.sums is None:
-        return []
-    known = chart.sums[np.isfinite(chart.sums)]
-    ends = [float(known.max()), float(known.min())] if known.size else []
-    return [chart.sums_title, UNKNOWN, *map(chart.sums_text, ends)]
 
 
 def fold(values: Floats, by: int, *, lowest: bool) -> Floats:
@@ -347,7 +352,7 @@ def _line(
     if plan.half:
         below = levels[at + 1] if at + 1 < plan.shown_rows else np.full(plan.shown_columns, ABSENT_LEVEL)
         upper = cursor is not None and cursor[0] == at
-        row += _half_cells(levels[at], below, plan.cell, column, upper)
+        row += _half_cells(levels[at].tobytes(), below.tobytes(), plan.cell, column, upper)
     else:
         row += _cells(chart, plan, values[at], levels[at], column, head, letters)
     if plan.sums:
@@ -403,8 +408,12 @@ def _plain_cells(levels: Levels, inner: int, gap: int, chosen: int | None, lette
     return row
 
 
-def _half_cells(upper: Levels, lower: Levels, cell: int, chosen: int | None, chosen_upper: bool) -> Row:
-    """Two rows of the map in one text row."""
+@lru_cache(1024)
+def _half_cells(
+    above: bytes, below: bytes, cell: int, chosen: int | None, chosen_upper: bool
+) -> tuple[tuple[str, Ink], ...]:
+    """Two rows of the map in one text row; `above` and `below`: their levels. From one picture to the next many are as they were."""
+    upper, lower = np.frombuffer(above, dtype=np.int64), np.frombuffer(below, dtype=np.int64)
     row: Row = []
     pairs = upper * 16 + lower
     marks = set() if chosen is None else {chosen, chosen + 1}
@@ -416,7 +425,7 @@ def _half_cells(upper: Levels, lower: Levels, cell: int, chosen: int | None, cho
             row.append((("▴" if chosen_upper else "▾") * cell, _on_heat(own)._replace(bold=True)))
             continue
         row.append(_half(top, bottom, cell * (end - begin)))
-    return row
+    return tuple(row)
 
 
 @cache
@@ -458,12 +467,12 @@ def _sums(chart: HeatMap, plan: MapLayout, group: int, head: bool) -> Row:
     rows = slice(group * plan.share_rows, (group + (2 if plan.half else 1)) * plan.share_rows)
     value = float(fold(chart.sums[rows], max(1, len(chart.sums[rows])), lowest=chart.low_is_worst)[0])
     flags = [flag for flag in chart.flags[rows] if flag]
-    known = chart.sums[np.isfinite(chart.sums)]
     flag = 2 if chart.flags else 0
-    bar = plan.sums - 2 - flag - max(len(text) for text in _sum_texts(chart)) - 1
+    bar = plan.sums - 2 - flag - chart.sums_digits - 1
     row: Row = [("  ", LABEL)]
     if bar > 1:
-        drawn = gauge(value, float(known.max()), bar) if np.isfinite(value) and known.size else UNKNOWN_GLYPH * bar
+        ends = chart.sums_ends
+        drawn = gauge(value, ends[1], bar) if ends is not None and np.isfinite(value) else UNKNOWN_GLYPH * bar
         row += [(drawn, Ink(flags[0]) if flags else BAR), (" ", LABEL)]
     text = chart.sums_text(value) if np.isfinite(value) else UNKNOWN
     row.append((text.rjust(plan.sums - row_width(row) - flag), LABEL))
