@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from statistics import mean, median
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -56,6 +58,40 @@ def test_followed_is_what_a_new_one_makes() -> None:
             if number % 7:  # an order of calls of its own decides where lateness begins
                 assert (view.lateness is None) == (fresh.lateness is None)
     assert len(state.comm_window) == COMM_WINDOW
+
+
+def test_parts_of_an_older_picture_are_those_of_its_steps() -> None:
+    """They are worked out when they are asked for, after which steps ever; against medians over what the ranks said."""
+    state = RunState()
+    state.apply(launched(2))
+    for rank in range(2):
+        state.apply(hello(rank))
+        state.apply(structure(rank))
+    calls = [(1, 0, 0), (1, 0, 1), (1, 0, 1), (1, 1, 1)]
+    chance = random.Random(4)
+    said: dict[int, list[list[int]]] = {}
+    views = {}
+    for number in range(1, COMM_WINDOW + 60):
+        for rank in range(2):
+            times = [chance.randrange(100, 1_000) for _ in calls]
+            said.setdefault(number, []).append(times)
+            state.apply(step(rank, number))
+            state.apply(msgspec.structs.replace(told(rank, number, chance, calls), duration_ns=times))
+        if number in (20, COMM_WINDOW + 58):
+            views[number] = state.view()
+    for newest, view in views.items():
+        gather = view.units[1].all_gather
+        window = [said[number] for number in range(newest - view.grid.steps + 1, newest + 1)]
+        assert (gather.forward_calls, gather.backward_calls) == (1, 2)
+        for part, chosen in ((gather.forward, (0,)), (gather.backward, (1, 2))):
+            assert part.per_step == len(chosen)
+            assert part.bytes == 64 * len(chosen)
+            assert part.duration_ns == int(
+                median(mean(sum(own[at] for at in chosen) for own in ranks) for ranks in window)
+            )
+            for rank in range(2):
+                waited = [sum(max(own[at] for own in ranks) - ranks[rank][at] for at in chosen) for ranks in window]
+                assert part.late_ns[rank] == int(median(waited))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 8])
