@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fsdp_tui.telemetry.messages import COLLECTIVES
 
-ALL_REDUCE = COLLECTIVES.index("all_reduce")
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE = map(COLLECTIVES.index, ("all_gather", "reduce_scatter", "all_reduce"))
 NOTES = {
     ("gloo", "reduce_scatter"): "gloo runs it as an all-reduce: 2(n-1)/n of its bytes are on the wire, not (n-1)/n"
 }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fsdp_tui.telemetry.bandwidth import ALL_REDUCE, bus_factor
+from fsdp_tui.telemetry.bandwidth import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, bus_factor
 from fsdp_tui.telemetry.calls import Floats
 from fsdp_tui.telemetry.collectives import (
     DURATION,
@@ -24,12 +24,27 @@ from fsdp_tui.telemetry.collectives import (
     order_of,
 )
 from fsdp_tui.telemetry.messages import COLLECTIVES, COMM_PHASES
-from fsdp_tui.telemetry.view import BACKWARD, BUCKETS, ByRank, Collective, CollectiveStats, CommTotals, Lateness
+from fsdp_tui.telemetry.view import (
+    BACKWARD,
+    BUCKETS,
+    ByRank,
+    Collective,
+    CollectiveStats,
+    CommTotals,
+    InPhase,
+    Lateness,
+)
 
 STEADY = 0.85
 """Share of the steps in which a rank must be late for it to be late steadily: with 20 steps, 17 of them."""
 CACHED_CELLS = 1 << 17
 """Cells that are worked on at a time."""
+
+SUMS = (
+    "_duration_sums", "_exposed_sums", "_late_sums", "_exposed_parts", "_spent", "_late_shards", "_late_replicas",
+)  # fmt: skip
+"""What is added up of each step once, in the window's order."""
+NO_COLLECTIVE = Collective()
 
 
 class CollectiveMedians:
@@ -72,7 +87,7 @@ class CollectiveMedians:
 
     def collective(self, unit: int, kind: int) -> Collective:
         """One unit's collectives of one kind; `unit` as `Comm` has it."""
-        return self._stats.get((unit, kind), Collective())
+        return self._stats.get((unit, kind), NO_COLLECTIVE)
 
     def lateness(self, names: Sequence[str]) -> Lateness | None:
         """Who is waited for, and where that begins. `names`: of the units."""
@@ -91,6 +106,14 @@ class CollectiveMedians:
         self._duration, self._exposed, self._late = (np.empty((len(keys), ranks, 0)) for _ in range(3))
         self._calls, self._nbytes = np.empty((len(keys), 0)), np.empty((len(keys), 0))
         self._spans = np.empty((2, ranks, 0))
+        self._duration_sums, self._exposed_sums, self._late_sums = (np.empty((len(keys), 0)) for _ in range(3))
+        at: dict[tuple[int, int], list[int]] = {}
+        for column, (unit, kind, phase) in enumerate(keys):
+            at.setdefault((kind, phase), []).extend([column] if unit > FIRST_BUCKET else [])
+        self._parts = {part: np.array(columns, dtype=np.int64) for part, columns in at.items()}
+        self._buckets_in = next(((kind, phase) for unit, kind, phase in keys if unit <= FIRST_BUCKET), None)
+        self._exposed_parts = np.empty((len(at), ranks, 0))
+        self._spent, self._late_shards, self._late_replicas = (np.empty((ranks, 0)) for _ in range(3))
         self._units = np.array([unit for unit, _, _ in keys], dtype=np.int64)
         self._kinds = np.array([kind for _, kind, _ in keys], dtype=np.int64)
         self._phases = np.array([phase for _, _, phase in keys], dtype=np.int64)
@@ -120,6 +143,9 @@ class CollectiveMedians:
             sums = [np.asarray(getattr(step, name))[order] for step, order in zip(steps, orders, strict=True)]
             setattr(self, f"_{name}", np.stack(sums, axis=-1))
         self._spans = np.stack([step.spans().T for step in steps], axis=-1)
+        for name in SUMS:
+            setattr(self, name, np.empty((*getattr(self, name).shape[:-1], len(steps))))
+        self._add_up(slice(None))
 
     def _write(self, at: int, step: CommStep) -> None:
         if at >= self._calls.shape[-1]:
@@ -132,9 +158,33 @@ class CollectiveMedians:
         self._nbytes[:, at] = np.asarray(step.nbytes)[order]
         self._spans[:, :, at] = step.spans().T
         self._slots[at : at + 1] = [step]
+        self._add_up(slice(at, at + 1))
+
+    def _add_up(self, steps: slice) -> None:
+        """Sums over ranks, and over calls, of some steps of the window. (Whole ns: exact in whatever order.)"""
+        for of_calls, matrix in (
+            (self._duration_sums, self._duration),
+            (self._exposed_sums, self._exposed),
+            (self._late_sums, self._late),
+        ):
+            of_calls[:, steps] = matrix[:, :, steps].sum(axis=1)
+        self._spent[:, steps] = 0
+        for at, (part, columns) in enumerate(self._parts.items()):
+            exposed, spent = self._exposed[columns, :, steps].sum(axis=0), self._duration[columns, :, steps].sum(axis=0)
+            if part == self._buckets_in:  # known only all together
+                exposed, spent = exposed + self._spans[EXPOSED, :, steps], spent + self._spans[DURATION, :, steps]
+            self._exposed_parts[at, :, steps] = exposed
+            self._spent[:, steps] += spent
+        replicas = self._replicas()
+        self._late_shards[:, steps] = self._late[~replicas, :, steps].sum(axis=0)
+        self._late_replicas[:, steps] = self._late[replicas, :, steps].sum(axis=0)
+
+    def _replicas(self) -> NDArray[np.bool_]:
+        """(calls,): those between the replicas of a hybrid strategy."""
+        return np.asarray((self._units >= 0) & (self._kinds == ALL_REDUCE))
 
     def _grow(self, capacity: int) -> None:
-        for name in ("_duration", "_exposed", "_late", "_calls", "_nbytes", "_spans"):
+        for name in ("_duration", "_exposed", "_late", "_calls", "_nbytes", "_spans", *SUMS):
             old = getattr(self, name)
             wider = np.empty((*old.shape[:-1], capacity))
             wider[..., : old.shape[-1]] = old
@@ -150,16 +200,15 @@ class CollectiveMedians:
 
     def _work_out(self) -> None:
         self._stats = self._all_stats() if self._slots and self._keys else {}
-        exposed = self._sums(self._exposed, EXPOSED)
-        self.totals = self._totals(exposed) if self._slots else CommTotals()
-        self.exposed = self._exposed_by_phase(exposed) if self._slots else {}
+        self.totals = self._totals() if self._slots else CommTotals()
+        self.exposed = self._exposed_by_phase() if self._slots else {}
         self._late_unit, self._late_rank = self._latest() if self._slots else (NO_UNIT, None)
 
     def _all_stats(self) -> Mapping[tuple[int, int], Collective]:
         at: dict[tuple[int, int], dict[int, int]] = {}
         for column, (unit, kind, phase) in enumerate(self._keys):
             at.setdefault((unit, kind), {})[phase] = column
-        per_step = np.median(self._calls[:, : len(self._slots)], axis=-1).tolist()
+        phases = self._phases_of_calls()
         sizes = self._newest_sizes()
         bus = np.array(
             [bus_factor(kind, size) if size else np.nan for (_, kind, _), size in zip(self._keys, sizes, strict=True)]
@@ -174,11 +223,17 @@ class CollectiveMedians:
         return {
             call: Collective(
                 step=found[tuple(sorted(by_phase.values()))],
-                calls={phase: per_step[column] for phase, column in by_phase.items()},
+                phases={phase: phases[column] for phase, column in by_phase.items()},
                 of_phase=partial(_stats_of_phase, steps, bus, by_phase, *call),
             )
             for call, by_phase in at.items()
         }
+
+    def _phases_of_calls(self) -> list[InPhase]:
+        """Of each column."""
+        per_step = np.median(self._calls[:, : len(self._slots)], axis=-1).tolist()
+        waited = self._together(self._exposed, self._exposed_sums, np.arange(len(self._keys))[:, None]).tolist()
+        return [InPhase(calls, _whole(ns)) for calls, ns in zip(per_step, waited, strict=True)]
 
     def _newest_sizes(self) -> Sequence[int]:
         newest = self._slots[-1] if self._newest is None else self._newest
@@ -205,8 +260,8 @@ class CollectiveMedians:
             algbw = whole / seconds
             busbw = np.median((nbytes * bus[columns][:, :, None]).sum(axis=1), axis=-1) / seconds
         late = median_known(_sum_calls(self._of(self._late, columns)))
-        together = median_known(_mean_known(_sum_calls(duration)))
-        waited = median_known(_mean_known(_sum_calls(self._of(self._exposed, columns))))
+        together = self._together(self._duration, self._duration_sums, columns)
+        waited = self._together(self._exposed, self._exposed_sums, columns)
         figures = np.stack([per_step, whole, median_ns, together, algbw, busbw, waited]).T.tolist()
         return [
             CollectiveStats(
@@ -224,55 +279,50 @@ class CollectiveMedians:
             )
         ]
 
+    def _together(self, matrix: Floats, sums: Floats, columns: NDArray[np.int64]) -> Floats:
+        """Of sets of calls the median over steps of the mean over ranks, (sets,); `sums`: the matrix over its ranks."""
+        means = sums[columns, : len(self._slots)].sum(axis=1) / matrix.shape[1]
+        found = median_known(means)
+        lost = np.flatnonzero(~np.isfinite(means).all(axis=-1))  # the mean is over those who said it
+        if len(lost):
+            found[lost] = median_known(_mean_known(_sum_calls(self._of(matrix, columns[lost]))))
+        return found
+
     def _of(self, matrix: Floats, columns: NDArray[np.int64]) -> Floats:
         """(sets, calls, ranks, steps); of single calls that are neighbours nothing is copied."""
         if columns.shape[1] == 1 and columns[-1, 0] - columns[0, 0] == len(columns) - 1:
             return matrix[columns[0, 0] : columns[-1, 0] + 1, None, :, : len(self._slots)]
         return matrix[columns, :, : len(self._slots)]
 
-    def _totals(self, exposed: Mapping[tuple[int, int], Floats]) -> CommTotals:
+    def _totals(self) -> CommTotals:
+        n = len(self._slots)
+
         def nbytes(kind: int) -> int:
-            return int(np.median(self._nbytes[self._kinds == kind, : len(self._slots)].sum(axis=0)))
+            return int(np.median(self._nbytes[self._kinds == kind, :n].sum(axis=0)))
 
-        def time(parts: Iterable[Floats]) -> int | None:
-            return _whole(median_known(_mean_known(self._added(parts))))
+        def time(per_rank: Floats) -> int | None:
+            return _whole(median_known(_mean_known(per_rank)))
 
-        spans = self._spans[..., : len(self._slots)]
+        def exposed(chosen: list[bool]) -> int | None:
+            return time(self._exposed_parts[chosen, :, :n].sum(axis=0))
+
+        gathers = [kind == ALL_GATHER for kind, _ in self._parts]
         return CommTotals(
-            all_gather_bytes=nbytes(0),
-            reduce_scatter_bytes=nbytes(1),
-            all_reduce_bytes=nbytes(2),
-            exposed_ns=time(exposed.values()),
-            exposed_all_gather_ns=time(part for (kind, _), part in exposed.items() if kind == 0),
-            exposed_reduce_ns=time(part for (kind, _), part in exposed.items() if kind != 0),
-            duration_ns=time(self._sums(self._duration, DURATION).values()),
-            buckets_ns=_whole(median_known(_mean_known(spans[DURATION]))),
-            buckets_exposed_ns=_whole(median_known(_mean_known(spans[EXPOSED]))),
+            all_gather_bytes=nbytes(ALL_GATHER),
+            reduce_scatter_bytes=nbytes(REDUCE_SCATTER),
+            all_reduce_bytes=nbytes(ALL_REDUCE),
+            exposed_ns=exposed([True] * len(gathers)),
+            exposed_all_gather_ns=exposed(gathers),
+            exposed_reduce_ns=exposed([not gather for gather in gathers]),
+            duration_ns=time(self._spent[:, :n]),
+            buckets_ns=time(self._spans[DURATION, :, :n]),
+            buckets_exposed_ns=time(self._spans[EXPOSED, :, :n]),
         )
 
-    def _sums(self, matrix: Floats, of_buckets: int) -> dict[tuple[int, int], Floats]:
-        """Sums over the calls of each kind and phase, (ranks, steps); DDP's buckets are known only all together."""
-        n, parts = len(self._slots), dict[tuple[int, int], Floats]()
-        buckets = False
-        for call, (unit, kind, phase) in enumerate(self._keys):
-            if unit > FIRST_BUCKET:
-                times = matrix[call, :, :n]
-            elif buckets:
-                continue
-            else:
-                times, buckets = self._spans[of_buckets, :, :n], True
-            if (kind, phase) in parts:
-                parts[kind, phase] += times
-            else:
-                parts[kind, phase] = times.copy()
-        return parts
-
-    def _added(self, parts: Iterable[Floats]) -> Floats:
-        return np.asarray(sum(parts, np.zeros((self._duration.shape[1], len(self._slots)))))
-
-    def _exposed_by_phase(self, exposed: Mapping[tuple[int, int], Floats]) -> dict[int, tuple[int | None, ...]]:
+    def _exposed_by_phase(self) -> dict[int, tuple[int | None, ...]]:
+        parts = self._exposed_parts[..., : len(self._slots)]
         medians = [
-            median_known(self._added(part for (_, own), part in exposed.items() if own == phase)).tolist()
+            median_known(parts[[own == phase for _, own in self._parts]].sum(axis=0)).tolist()
             for phase in range(len(COMM_PHASES))
         ]
         return {rank: tuple(map(_whole, row)) for rank, row in enumerate(zip(*medians, strict=True))}
@@ -287,7 +337,7 @@ class CollectiveMedians:
         waited = self._spans[EXPOSED, :, :n]
         late, buckets = self._late[..., :n], (waited.max(axis=0) - waited)[None]
         places = [*self._keys, (FIRST_BUCKET, ALL_REDUCE, BACKWARD)]
-        known = np.concatenate([np.isfinite(late.sum(axis=1)), np.isfinite(buckets.sum(axis=1))])  # (calls + 1, steps)
+        known = np.isfinite(np.concatenate([self._late_sums[:, :n], buckets.sum(axis=1)]))  # (calls + 1, steps)
         chosen = known.any(axis=1)  # a call that some ranks do alone makes nobody wait
         steps = known[chosen].all(axis=0)
         if len(waited) < 2 or not chosen.any() or not steps.any():
@@ -301,13 +351,16 @@ class CollectiveMedians:
             return np.concatenate(parts)[:, :, steps] if len(parts[1]) or not steps.all() else parts[0]
 
         # One delay makes the ranks of both groups of a hybrid strategy wait, one after the other: it counts once.
-        replicas = np.append((self._units >= 0) & (self._kinds == ALL_REDUCE), False)[chosen]
         chunks = self._chunks(len(calls))
-        in_shards, in_replicas = np.zeros((2, len(waited), int(steps.sum())))
-        for some in chunks:
-            part = of(some)
-            in_shards += part[~replicas[some]].sum(axis=0)
-            in_replicas += part[replicas[some]].sum(axis=0)
+        if known[:-1].all() and not chosen[-1]:
+            in_shards, in_replicas = self._late_shards[:, :n], self._late_replicas[:, :n]
+        else:
+            replicas = np.append(self._replicas(), False)[chosen]
+            in_shards, in_replicas = np.zeros((2, len(waited), int(steps.sum())))
+            for some in chunks:
+                part = of(some)
+                in_shards += part[~replicas[some]].sum(axis=0)
+                in_replicas += part[replicas[some]].sum(axis=0)
         per_step = np.maximum(in_shards, in_replicas)
         # Whom both groups wait for comes before its partner.
         rank = int(median_known(in_shards + in_replicas).argmax())

@@ -139,23 +139,25 @@ FORWARD, BACKWARD = COMM_PHASES.index("forward"), COMM_PHASES.index("backward")
 NO_CALLS = CollectiveStats(per_step=0, bytes=0, median_ns=None, exposed_ns=None, late_ns=ByRank())
 
 
+class InPhase(NamedTuple):
+    """Of a collective's calls in one phase, per step and rank, what every picture shows."""
+
+    calls: float = 0.0
+    exposed_ns: int | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Collective:
     """A collective of a unit over the whole step, and its forward and backward parts, which are worked out when asked for."""
 
     step: CollectiveStats = NO_CALLS
-    calls: Mapping[int, float] = field(default_factory=dict)
-    """Per step and rank in each phase that has some, an index into COMM_PHASES."""
+    phases: Mapping[int, InPhase] = field(default_factory=dict)
+    """Those in which there are calls, as indices into COMM_PHASES."""
     of_phase: Callable[[int], CollectiveStats] = lambda _: NO_CALLS
     """All figures of one of several phases."""
 
-    @property
-    def forward_calls(self) -> float:
-        return self.calls.get(FORWARD, 0.0)
-
-    @property
-    def backward_calls(self) -> float:
-        return self.calls.get(BACKWARD, 0.0)
+    def in_phase(self, phase: int) -> InPhase:
+        return self.phases.get(phase, InPhase())
 
     @cached_property
     def forward(self) -> CollectiveStats:
@@ -173,9 +175,9 @@ class Collective:
     __hash__ = None  # type: ignore[assignment]
 
     def _part(self, phase: int) -> CollectiveStats:
-        if phase not in self.calls:
+        if phase not in self.phases:
             return NO_CALLS
-        return self.step if len(self.calls) == 1 else self.of_phase(phase)
+        return self.step if len(self.phases) == 1 else self.of_phase(phase)
 
 
 @dataclass(frozen=True, slots=True)

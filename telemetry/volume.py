@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fsdp_tui.telemetry.messages import Structure, Unit
 from fsdp_tui.telemetry.strategy import Strategy, StrategyError, parse_strategy
-from fsdp_tui.telemetry.view import RunView, UnitView
+from fsdp_tui.telemetry.view import BACKWARD, FORWARD, RunView, UnitView
 
 KEPT_BY_STRATEGY = ("shard_grad_op", "hybrid_shard_zero2")
 
@@ -128,7 +128,7 @@ def _of_units(
         if strategy.api == "fsdp1" and strategy.sharding in KEPT_BY_STRATEGY:
             ahead = min(followed, max(1, reducing))
         if unit.frozen_params is not None and unit.frozen_params >= unit.params:
-            again = min(again, round(seen.all_gather.backward_calls))  # nothing may need its gradient
+            again = min(again, round(seen.all_gather.in_phase(BACKWARD).calls))  # nothing may need its gradient
         if shards == 1:
             ahead = again = 0
         reduced = reducing * (unit.reduce_bytes or 0)
@@ -143,7 +143,7 @@ def _of_units(
 
 def _share(seen: UnitView, unit: Unit, expected: Volume, ahead: int, again: int, alike: float, replicas: int) -> Share:
     gathers = seen.all_gather
-    forward, backward = gathers.forward_calls, gathers.backward_calls
+    forward, backward = gathers.in_phase(FORWARD).calls, gathers.in_phase(BACKWARD).calls
     other, gathered = gathers.step.per_step - forward - backward, gathers.step.bytes
     if alike < 0.5 and other > 0:
         # A step unlike the others, as one with an evaluation after it is: what is outside the training is left out, but

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from fsdp_tui.telemetry.messages import PHASES
+from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES
 from fsdp_tui.telemetry.view import Collective, CollectiveStats, RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.theme import Ink
@@ -115,14 +115,10 @@ def _exposed(run: RunView, phase: str, kinds: Sequence[str]) -> int | None:
         return 0
     if run.comm.exposed_ns is None and (run.units or run.buckets):
         return None  # no step after the first has told yet, or nobody measures it
-    parts = [part.exposed_ns for part in _parts(run, phase, kinds) if part.per_step]
+    at = COMM_PHASES.index(phase)
+    seen = [getattr(unit, kind).in_phase(at) for unit in run.units for kind in kinds]
+    parts = [part.exposed_ns for part in seen if part.calls]
     if run.buckets and phase == "backward" and "all_reduce" in kinds:
         parts.append(run.comm.buckets_exposed_ns)
     known = [ns for ns in parts if ns is not None]
     return None if len(known) < len(parts) else sum(known)
-
-
-def _parts(run: RunView, phase: str, kinds: Sequence[str]) -> Iterator[CollectiveStats]:
-    for unit in run.units:
-        for kind in kinds:
-            yield getattr(getattr(unit, kind), phase)

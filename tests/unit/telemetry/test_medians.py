@@ -12,6 +12,7 @@ import pytest
 from fsdp_tui.telemetry.collectives import median_known
 from fsdp_tui.telemetry.messages import Comm
 from fsdp_tui.telemetry.state import COMM_WINDOW, RunState
+from fsdp_tui.telemetry.view import BACKWARD, FORWARD
 
 from .messages_for_tests import hello, launched, step, structure
 
@@ -82,13 +83,14 @@ def test_parts_of_an_older_picture_are_those_of_its_steps() -> None:
     for newest, view in views.items():
         gather = view.units[1].all_gather
         window = [said[number] for number in range(newest - view.grid.steps + 1, newest + 1)]
-        assert (gather.forward_calls, gather.backward_calls) == (1, 2)
+        assert (gather.in_phase(FORWARD).calls, gather.in_phase(BACKWARD).calls) == (1, 2)
         for part, chosen in ((gather.forward, (0,)), (gather.backward, (1, 2))):
             assert part.per_step == len(chosen)
             assert part.bytes == 64 * len(chosen)
             assert part.duration_ns == int(
                 median(mean(sum(own[at] for at in chosen) for own in ranks) for ranks in window)
             )
+            assert part.exposed_ns == gather.in_phase(FORWARD if chosen == (0,) else BACKWARD).exposed_ns
             for rank in range(2):
                 waited = [sum(max(own[at] for own in ranks) - ranks[rank][at] for at in chosen) for ranks in window]
                 assert part.late_ns[rank] == int(median(waited))
