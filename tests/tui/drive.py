@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 
 from fsdp_tui.telemetry.rundir import RunEntry
 from fsdp_tui.tui.app import Dashboard
+from fsdp_tui.tui.widgets.chart import Chart, row_text, row_width
 
 from .fixtures import Recipe, World
 
@@ -41,6 +42,18 @@ async def press(pilot: Pilot[int], *keys: str) -> None:
     """Presses keys one by one and draws."""
     await pilot.press(*keys)
     await settle(pilot)
+
+
+def check_fits(app: Dashboard) -> None:
+    """No chart in view draws beyond its place. The picture cannot tell: what lies beyond is cut from it."""
+    charts = [chart for chart in app.screen.query(Chart) if chart.is_on_screen and chart.size.area]
+    assert charts or not app.screen.query(Chart)
+    for chart in charts:
+        width, height = chart.size
+        rows = chart.draw(width, height, app.letters)
+        assert len(rows) <= height, f"{chart}: {len(rows)} rows in {height}"
+        for row in rows:
+            assert row_width(row) <= width, f"{chart}: {row_width(row)} cells in {width}: {row_text(row)}"
 
 
 def said(app: Dashboard) -> str:

@@ -18,7 +18,7 @@ from fsdp_tui.telemetry.queue import Item, Queue
 from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.screens.compare import CompareScreen
 
-from .drive import check_golden, dashboard, press, settle, until
+from .drive import check_fits, check_golden, dashboard, press, settle, until
 from .fixtures import MIB, Recipe, World, run_id
 
 SIZES = ((120, 40), (80, 24), (60, 20))
@@ -91,6 +91,7 @@ async def picture(app: Dashboard, pilot: Pilot[int]) -> str:
         await settle(pilot, 0.01)
         seen.append(app.text())
         assert len(seen) < 100, "it never stands still"
+    check_fits(app)
     return seen[-1]
 
 
@@ -205,10 +206,7 @@ async def test_picture(name: str, taken: dict[str, list[str]], home: Path) -> No
         taken |= await take(home)
     *pictures, last = taken[name]
     assert last == pictures[0], "back at its size it is what it was"
-    for (width, height), text in zip(SIZES, pictures, strict=True):
-        lines = text.split("\n")
-        assert len(lines) == height
-        assert max(map(len, lines)) <= width
+    for text in pictures:
         if name in NUMBERS:
             NUMBERS[name](" ".join(text.replace("│", " ").split()))
     check_golden(f"dialog-{name}", "\n\n".join(pictures))
