@@ -73,7 +73,7 @@ def _is_silent(rank: RankView, newest_ns: int) -> bool:
 
 
 def stalled(run: RunView) -> Iterator[Verdict]:
-    """No step for long, while heartbeats come: who is behind, and where each one is."""
+    """No step for long, while heartbeats come: who is silent, who is behind, and where each one is."""
     if run.state == "paused" or (run.ended is not None and run.ended.state == "finished"):
         return
     newest = _newest_ns(run)
@@ -81,6 +81,8 @@ def stalled(run: RunView) -> Iterator[Verdict]:
     answering = [(rank, at) for rank, at in there if not rank.paused and not _is_silent(rank, newest)]
     if not answering:
         return
+    silent = [rank for rank in _there(run) if _is_silent(rank, newest)]
+    last_heard = [(rank, at) for rank, at in there if _is_silent(rank, newest)]
     idle = min(at.idle_ns for _, at in answering)
     usual = run.step_median_ns if run.steps >= FIRST_STEPS else None
     limit = max(STALLED_NS, STALLED_STEPS * usual) if usual else FIRST_STEPS_NS
@@ -91,29 +93,48 @@ def stalled(run: RunView) -> Iterator[Verdict]:
     behind = [rank for rank, place in places.items() if place == min(places.values())]
     apart = len(set(places.values())) > 1
     saving = all(at.phase == "checkpoint" for rank, at in answering if not apart or rank.rank in behind)
-    ownwork = not waiting and not apart and all(at.phase in ("rest", "checkpoint") for _, at in answering)
-    severity = "bad" if (waiting or apart) and idle >= HANGS_NS and not saving else "note" if ownwork else "warn"
+    together = not apart and not silent
+    ownwork = not waiting and together and all(at.phase in ("rest", "checkpoint") for _, at in answering)
+    severity = "bad" if (waiting or not together) and idle >= HANGS_NS and not saving else "note" if ownwork else "warn"
     if run.ended is not None and severity == "note":
         return
-    who = (
-        f"{ranks_named(behind)} {'is' if len(behind) == 1 else 'are'} behind" if apart else "all ranks are at one place"
-    )
+    who = [f"{_named([rank.rank for rank in silent])} silent"] if silent else []
+    if apart:
+        who.append(f"{_named(behind)} behind")
+    elif silent and all(at.inside for _, at in answering):
+        who.append("the other waits" if len(answering) == 1 else "the others wait")
+    elif not silent:
+        who.append("all ranks are at one place")
+    steps_differ = len({at.step for _, at in answering + last_heard}) > 1
+    heard = _whereabouts(last_heard, steps_differ)
+    if heard:
+        heard[0] = f"by {'its' if len(last_heard) == 1 else 'their'} last heartbeat {heard[0]}"
+        late = [rank.rank for rank, at in last_heard if _place(at) < min(places.values())]
+        if late:  # by then: what a rank did after its last heartbeat nobody knows
+            heard.append(f"by then {_named(late)} behind the others")
     gone = [f"rank {rank.rank} has left ({rank.goodbye})" for rank in run.ranks if rank.goodbye]
     name = run.launched.run_id if run.launched else "RUN"
     yield Verdict(
         kind="stalled",
         severity=severity,
-        what=f"no step for {duration(idle)}: {who}" + (", until the run ended" if run.ended is not None else ""),
+        what=f"no step for {duration(idle)}: {', '.join(who)}"
+        + (", until the run ended" if run.ended is not None else ""),
         expected=usual,
         measured=idle,
         unit="ns",
-        reason="; ".join([*_whereabouts(answering), *gone]),
+        reason="; ".join([*_whereabouts(answering, steps_differ), *heard, *gone]),
         next="it may be an evaluation or the script's own work"
         if severity == "note"
-        else f"fsdp-tui stacks {name} shows what each rank is doing"
-        if run.ended is None
-        else "see where each rank was",
+        else "see where each rank was"
+        if run.ended is not None
+        else f"a silent process is stopped or swapped out: see {listed([_process(rank) for rank in silent])}, and its log"
+        if silent
+        else f"fsdp-tui stacks {name} shows what each rank is doing",
     )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"{ranks_named(ranks)} {'is' if len(ranks) == 1 else 'are'}"
 
 
 def _place(at: Progress) -> tuple[int, int, int]:
@@ -121,15 +142,14 @@ def _place(at: Progress) -> tuple[int, int, int]:
     return at.step, at.calls, ORDER.get(at.phase, 0)
 
 
-def _whereabouts(answering: Sequence[tuple[RankView, Progress]]) -> list[str]:
+def _whereabouts(ranks: Sequence[tuple[RankView, Progress]], steps_differ: bool) -> list[str]:
     """Where each is, those that are at one place together, who is behind first."""
     groups: dict[tuple[tuple[int, int, int], str, str], list[int]] = {}
-    for rank, at in sorted(answering, key=lambda pair: _place(pair[1])):
+    for rank, at in sorted(ranks, key=lambda pair: _place(pair[1])):
         groups.setdefault((_place(at), doing(at), doing(at, several=True)), []).append(rank.rank)
-    steps = {at.step for _, at in answering}
     return [
         f"{ranks_named(members)} {several if len(members) > 1 else one}"
-        + (f" after step {place[0]:,}" if len(steps) > 1 else "")
+        + (f" after step {place[0]:,}" if steps_differ else "")
         for (place, one, several), members in list(groups.items())[:4]
     ] + ([f"{len(groups) - 4} more places"] if len(groups) > 4 else [])
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fsdp_tui.telemetry.client import RunClient
 from fsdp_tui.telemetry.view import Verdict
 from fsdp_tui.tui.cli import main
 from tests.launch.conftest import Launch, Launched, until
+from tests.launch.test_full_disk import TRAIN
 
 HANGS = """\
 import time
@@ -125,6 +127,39 @@ def test_a_rank_that_hangs(launch: Launch, capfd: pytest.CaptureFixture[str], mo
         assert after.what.endswith("until the run ended")
         assert main(["stacks", run.run_id]) == 0, "what was asked is on record"
         assert "time.sleep(300)" in capfd.readouterr().out
+
+
+def test_a_live_healthy_run_neither_stalls_nor_is_silent_until_a_rank_is_stopped(launch: Launch) -> None:
+    """Looked at while it trains, for longer than either rule waits; then rank 0 is silent, and rank 1 is where it waits for it."""
+    run = launch(TRAIN)
+    pids = run.pids()
+    with run.open() as client:
+        begin_s, begun = time.monotonic(), client.view().steps
+        longest_s = max(stalls.STALLED_NS, stalls.SILENT_NS) / 1e9
+        while time.monotonic() - begin_s < longest_s + 1:
+            assert _found(client, "stalled") is None
+            assert _found(client, "rank_silent") is None
+        now = client.view()
+        assert now.steps > begun + stalls.STALLED_STEPS
+        assert all(rank.progress is not None and rank.seen_ns is not None for rank in now.ranks), "the rules have data"
+
+        os.kill(pids[0], signal.SIGSTOP)
+        try:
+            silent, stalled = _await(client, "rank_silent"), _await(client, "stalled")
+            assert silent.what.startswith("rank 0 does not answer")
+            assert re.fullmatch(r"no step for [\d.]+ s: rank 0 is silent, the other waits", stalled.what)
+            assert re.match(
+                r"rank 1 waits in the (all-gather|reduce-scatter) of <root> \(\w+\), collective", stalled.reason
+            )
+            assert "; by its last heartbeat rank 0 " in stalled.reason
+            assert "all ranks are at one place" not in stalled.what
+            assert f"stopped or swapped out: see pid {pids[0]} on " in stalled.next
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+        until(lambda: _found(client, "stalled") is None and _found(client, "rank_silent") is None, "it goes on")
+        client.command("stop")
+        until(lambda: client.poll(100) is not None and not client.live, "it is stopped")
+    assert run.wait() == 0
 
 
 def _events(client: RunClient, kind: str) -> list[str]:

@@ -516,11 +516,61 @@ def test_a_rank_that_does_not_answer() -> None:
         "rank 1 does not answer: no heartbeat for 12 s",
     )
     assert "pid 101 on host" in verdict.next
-    assert found["stalled"].reason.startswith("rank 0 waits")
+    assert found["stalled"].what == "no step for 17 s: rank 1 is silent, the other waits"
     state.apply(Event(at_ns=100 * SECOND, kind="rank_silent", severity="warn", text="rank 0", rank=0))
     assert kinds(state)["rank_silent"].what.startswith("ranks 0-1 do not answer")
     state.apply(Ended(state="failed", ended_ns=1, exit_codes={}))
     assert "rank_silent" not in kinds(state)
+
+
+IN_BACKWARD = Where("backward", 104, SCATTER, 1, inside=True)
+AND_ITS_LOG = "a silent process is stopped or swapped out: see pid 10{} on host, and its log"
+
+
+def test_a_stall_for_a_rank_that_is_silent() -> None:
+    """It is named, and where the other waits for it; that it was behind, if its last heartbeat says so."""
+    state = a_run()
+    beats(state, {0: LATE, 1: Where("backward", 103, GATHER, 1)}, until_s=1)
+    beats(state, {1: IN_BACKWARD}, from_s=1.5, until_s=20)
+    verdict = kinds(state)["stalled"]
+    assert (verdict.severity, verdict.measured) == ("warn", 18.5 * SECOND)
+    assert verdict.what == "no step for 18.5 s: rank 0 is silent, the other waits"
+    waits = "rank 1 waits in the reduce-scatter of blocks.0 (backward), collective 104"
+    assert verdict.reason == (
+        f"{waits}; by its last heartbeat rank 0 is waiting for its next batch, 99 collectives behind it,"
+        " the last the reduce-scatter of <root>; by then rank 0 is behind the others"
+    )
+    assert verdict.next == AND_ITS_LOG.format(0)
+    beats(state, {1: IN_BACKWARD}, from_s=20.5, until_s=302)
+    assert kinds(state)["stalled"].severity == "bad"
+
+    level = a_run()
+    beats(level, {0: IN_BACKWARD, 1: IN_BACKWARD}, until_s=1)
+    beats(level, {1: IN_BACKWARD}, from_s=1.5, until_s=20)
+    same = kinds(level)["stalled"]
+    assert same.what == "no step for 20 s: rank 0 is silent, the other waits"
+    assert "behind" not in same.reason
+
+    unheard = a_run()
+    beats(unheard, {1: IN_BACKWARD}, until_s=20)
+    assert kinds(unheard)["stalled"].reason == waits, "a rank whose place nobody knows"
+
+
+def test_a_stall_of_many_ranks_one_of_which_is_silent() -> None:
+    """Who is behind of those that answer is told too; between two steps it is no evaluation when a rank is silent."""
+    state = a_run(ranks=4)
+    beats(state, {0: WAITS, 1: WAITS, 2: WAITS, 3: LATE}, until_s=1)
+    beats(state, {0: WAITS, 1: WAITS, 2: WAITS}, from_s=1.5, until_s=20)
+    assert kinds(state)["stalled"].what == "no step for 20 s: rank 3 is silent, the others wait"
+    other = a_run(ranks=4)
+    beats(other, {0: WAITS, 1: WAITS, 2: LATE, 3: LATE}, until_s=1)
+    beats(other, {0: WAITS, 1: WAITS, 2: LATE}, from_s=1.5, until_s=20)
+    assert kinds(other)["stalled"].what == "no step for 20 s: rank 3 is silent, rank 2 is behind"
+    resting = a_run()
+    beats(resting, dict.fromkeys((0, 1), Where("rest", 100, SCATTER, 0)), until_s=1)
+    beats(resting, {1: Where("rest", 100, SCATTER, 0)}, from_s=1.5, until_s=20)
+    found = kinds(resting)["stalled"]
+    assert (found.severity, found.what) == ("warn", "no step for 20 s: rank 0 is silent")
 
 
 def test_a_view_with_nothing_known_has_no_finding() -> None:
