@@ -33,7 +33,7 @@ def table(lines: Sequence[str]) -> list[dict[str, str]]:
 
 
 def check_header(recipe: Recipe, text: str, *, since: Sequence[str] = ("ended 0 s ago", "0 s ago")) -> None:
-    """Name, strategy, devices, how far and how long, as far as there is room for them; and how old the picture is."""
+    """Name, strategy, devices, how far and how long, what watching costs, as far as there is room; and how old the picture is."""
     first, width = text.splitlines()[0], max(map(len, text.splitlines()))
     device = "CPU" if recipe.device == "cpu" else "H100 80GB HBM3"
     seconds = round((recipe.now_ns - STARTED_NS) / 1e9)
@@ -43,21 +43,60 @@ def check_header(recipe: Recipe, text: str, *, since: Sequence[str] = ("ended 0 
     )
     told = re.fullmatch(rf" (?:✓ DONE|● LIVE)  (.+?) +({'|'.join(since)})", first)
     assert told is not None, first
-    parts = told[1].split(" · ")
-    assert set(parts) <= set(whole.split(" · "))
+    # The first step is left out of what is usual.
+    usual_ns = float(np.median([recipe.step_ns(number) for number in range(min(2, recipe.steps), recipe.steps + 1)]))
+    parts, every = (
+        told[1].split(" · "),
+        [*whole.split(" · "), f"cost {400e3 / usual_ns:.2%}".replace("%", " %"), "0 dropped"],
+    )
+    assert parts == [part for part in every if part in parts]
     assert {recipe.name, f"step {recipe.steps}/1,000"} <= set(parts)
-    assert told[1] == whole if width >= 120 else len(parts) >= 2
+    assert set(every) - set(parts) <= {"fp32", "0 dropped"} if width >= 120 else len(parts) >= 2
 
 
-def check_axis(lines: Sequence[str]) -> tuple[Callable[[float], float], list[tuple[int, str]]]:
-    """The numbers beside a chart are at their heights. Returns value -> row, and the chart's rows."""
+def check_axis(
+    lines: Sequence[str], scale: Callable[[float], float] = float
+) -> tuple[Callable[[float], float], list[tuple[int, str]]]:
+    """The numbers beside a chart are at their heights on this scale. Returns value -> row, and the chart's rows."""
     rows = [(at, found) for at, line in enumerate(lines) if (found := re.match(r" *([\d.,]+)?([kMG]?)[┤│](.*)", line))]
     told = [(at, quantity(f"{found[1]}{found[2]}")[0]) for at, found in rows if found[1]]
     assert len(told) >= 2
     (top, high), (bottom, low) = told[0], told[-1]
+
+    def height(value: float) -> float:
+        return top + (scale(high) - scale(value)) / (scale(high) - scale(low)) * (bottom - top)
+
     for at, value in told:
-        assert at == pytest.approx(top + (high - value) / (high - low) * (bottom - top), abs=0.75)
-    return lambda value: top + (high - value) / (high - low) * (bottom - top), [(at, found[3]) for at, found in rows]
+        assert at == pytest.approx(height(value), abs=0.99)  # each stands in the row that it falls into
+    return height, [(at, found[3]) for at, found in rows]
+
+
+def check_steps(lines: Sequence[str], first: float, last: float) -> None:
+    """The numbers below a chart are at their places between its first step and its last."""
+    rule, numbers = next((line, lines[at + 1]) for at, line in enumerate(lines) if "└" in line)
+    rule, begin = rule[rule.index("└") + 1 :], rule.index("└") + 1
+    told = list(re.finditer(r"[\d,]+", numbers))
+    assert len(told) == rule.count("┬") >= 2
+    for found in told:
+        cell = min(len(rule) - 1, int((quantity(found[0])[0] - first) / (last - first) * len(rule)))
+        assert rule[cell] == "┬", (found[0], rule)
+        assert found.start() <= begin + cell <= found.end()
+
+
+def check_line(
+    lines: Sequence[str],
+    value: Callable[[float], float],
+    first: float,
+    last: float,
+    scale: Callable[[float], float] = float,
+) -> None:
+    """In each of its columns the line of a chart is where the values of the column's steps are; they fall from step to step."""
+    check_steps(lines, first, last)
+    height, rows = check_axis(lines, scale)
+    width = max(len(drawn) for _, drawn in rows)
+    for cell in range(width):
+        top, bottom = (height(value(first + (last - first) * x / width)) for x in (cell, cell + 1))
+        assert any(top - 1 <= at <= bottom + 1 for at, drawn in rows if drawn[cell : cell + 1].strip()), cell
 
 
 def check_curve(lines: Sequence[str], first: float, last: float) -> None:
@@ -530,8 +569,8 @@ def check_waiting(truth: Truth, said: str) -> None:
         assert reads(speed, float(np.median(each)))
 
 
-def check_collective(truth: Truth, rank: int, unit: int, kind: int, text: str) -> None:
-    """Forward and backward apart over all ranks, then rank by rank, who comes latest first."""
+def check_collective(truth: Truth, rank: int | None, unit: int, kind: int, text: str) -> None:
+    """Forward and backward apart over all ranks, then rank by rank, who comes latest first; `rank` is marked."""
     lines = pane(text, f"{truth.recipe.structure(0).units[unit].name} · {KINDS[kind]}")
     told = truth.recipe.structure(0).units[unit]
     assert (
@@ -542,6 +581,10 @@ def check_collective(truth: Truth, rank: int, unit: int, kind: int, text: str) -
     for row in table(lines[at : at + 4]):
         phase = None if row["per step and rank"] == "whole step" else PHASES.index(row["per step and rank"])
         calls = truth.of(unit, kind, phase)
+        if not calls:
+            assert row["calls"] == "0"
+            assert row["median of a call"] == "–"
+            continue
         assert reads(row["median of a call"], float(np.median(truth.duration[:, :, calls])))
         assert reads(row["exposed"], truth.mean(truth.exposed, calls))
         if "calls" in row:
@@ -556,7 +599,7 @@ def check_collective(truth: Truth, rank: int, unit: int, kind: int, text: str) -
     at = next(at for at, line in enumerate(lines) if "rank by rank" in line)
     rows = table(lines[at + 1 :])
     calls = truth.of(unit, kind)
-    assert rows[0]["rank"] == f"{rank} ◂"
+    assert {row["rank"] for row in rows if "◂" in row["rank"]} == (set() if rank is None else {f"{rank} ◂"})
     before = np.inf
     for row in rows:
         who = int(row["rank"].split()[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from textual.widgets import Input
 
@@ -13,10 +15,12 @@ from fsdp_tui.tui.screens.run import RankBars, RunScreen
 from fsdp_tui.tui.widgets.lines import LineChart
 from tests.unit.telemetry.messages_for_tests import capture
 
-from .checks import check_header, check_run
+from .checks import check_collective, check_header, check_line, check_run, check_steps
+from .comm_runs import CommRecipe
 from .drive import check_golden, dashboard, opened, press, said, settle, until
 from .fixtures import MIB, SECOND, Recipe, World, entry
-from .truth import Truth
+from .reading import pane
+from .truth import GATHER, SCATTER, Truth
 
 EIGHT_GPUS = Recipe(
     ranks=8,
@@ -62,14 +66,28 @@ async def test_exposed_parts_add_up_to_the_step() -> None:
 
 async def test_collectives_name_the_rank_that_comes_late() -> None:
     """Rank 1 spends 1 ms where rank 0 spends 3: it is 2 ms late per call, and a unit is gathered twice."""
-    async with opened() as (app, pilot, _):
+    async with opened() as (app, _, _):
+        assert "1 +4.00 ms" in app.text()
+
+
+async def test_a_collective_in_full() -> None:
+    """Enter on the collectives opens the one under the cursor: its unit's, its kind's, with its numbers."""
+    recipe = CommRecipe(ranks=2, blocks=5, steps=12, late_rank=1, slow_unit=2)
+    truth = Truth(recipe)
+    async with opened(recipe) as (app, pilot, _):
         app.screen.query_one("#collectives").focus()
-        await settle(pilot)
-        text = app.text()
-        assert "1 +4.00 ms" in text
-        await press(pilot, "enter")
-        assert isinstance(app.screen, Text)
-        assert "blocks.0 · all-gather" in app.text()
+        for keys, unit, kind in (
+            ((), 0, GATHER),
+            (("down",), 0, SCATTER),
+            (("down", "down", "down"), 2, GATHER),
+            (("end",), 4, SCATTER),
+            (("up",), 4, GATHER),
+        ):
+            await press(pilot, *keys, "enter")
+            assert isinstance(app.screen, Text)
+            check_collective(truth, None, unit, kind, app.text())
+            await press(pilot, "escape")
+            assert isinstance(app.screen, RunScreen)
 
 
 async def test_freeze_stops_the_panels_and_not_the_header() -> None:
@@ -222,13 +240,20 @@ async def test_zoom_and_back() -> None:
 
 
 async def test_log_axis_and_window() -> None:
-    """The title says both."""
-    async with opened() as (app, pilot, _):
-        await press(pilot, "l", "w")
-        title = app.screen.query_one("#loss", LineChart).border_title
-        assert title is not None
-        assert "log" in title
-        assert "last 1,000 steps" in title
+    """`l` makes the loss's axis logarithmic and linear again; with `w` both charts begin 1000, 200 and 50 steps before the newest."""
+    recipe = Recipe(steps=1_200)
+    async with opened(recipe) as (app, pilot, _):
+        for begin, words in ((1, ""), (200, "last 1,000 steps"), (1_000, "last 200 steps"), (1_150, "last 50 steps")):
+            for key, scale in (("l", float), ("l", math.log10)):
+                text = app.text()
+                check_line(pane(text, "loss"), lambda step: recipe.loss / (1 + step / 50), begin, recipe.steps, scale)
+                check_steps(pane(text, "tokens/s"), begin, recipe.steps)
+                title = app.screen.query_one("#loss", LineChart).border_title
+                assert ("· log" in str(title), words in str(title)) == (scale is math.log10, True)
+                assert ("steps" in str(title).replace("/100 steps", "")) == bool(words)
+                await press(pilot, key)
+            await press(pilot, "w")
+        check_steps(pane(app.text(), "loss"), 1, recipe.steps)
 
 
 async def test_stop_asks_first() -> None:
