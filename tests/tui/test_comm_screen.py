@@ -20,6 +20,7 @@ from fsdp_tui.tui.widgets.table import Table
 from .checks import check_comm, check_header
 from .comm_runs import AG, FORWARD, ROOT, CommRecipe
 from .drive import check_fits, check_golden, opened, press, said, settle, until
+from .reading import reads
 from .truth import Truth
 
 RECIPES = {
@@ -153,6 +154,36 @@ async def test_group() -> None:
         assert screen.spot == spot
         await press(pilot, "g")
         assert screen.map.chart.rows[:2] == ["0", "1"]
+
+
+async def test_a_node_is_its_worst_rank() -> None:
+    """Three nodes of 8, 8 and 4 ranks: in each unit the figure of the rank that is worst there, whatever the metric."""
+    recipe = CommRecipe(ranks=20, blocks=8, steps=10, late_rank=13)
+    of_all = Truth(recipe)
+
+    def figure(metric: str, rank: int, unit: int) -> float:
+        calls = of_all.of(unit)
+        matrices = {"lateness": of_all.late, "exposed": of_all.exposed, "duration": of_all.duration}
+        return of_all.bus(rank, calls) if metric == "bandwidth" else of_all.rank(matrices[metric], rank, calls)
+
+    async with opened(recipe) as (app, pilot, _):
+        await press(pilot, "3", "g")
+        screen = app.screen
+        assert isinstance(screen, CommScreen)
+        for metric, worst in (("lateness", max), ("exposed", max), ("duration", max), ("bandwidth", min)):
+            await settle(pilot, None)
+            lines = app.text().splitlines()
+            found = {label[1]: label[2] for line in lines if (label := re.match(r"[│┃] *(node\d)[ ▸](.*)", line))}
+            assert list(found) == ["node0", "node1", "node2"]
+            assert screen.choice.metric == metric
+            assert screen.map is not None
+            for node, row in enumerate(found.values()):
+                numbers = re.findall(r"\d+(?:\.\d+)?", row)[: recipe.blocks]
+                assert len(numbers) == recipe.blocks
+                for unit, number in enumerate(numbers):
+                    value = worst(figure(metric, rank, unit) for rank in range(20) if rank // 8 == node)
+                    assert reads(f"{number} {screen.map.chart.unit}", value), (metric, node, unit)
+            await press(pilot, "x")
 
 
 async def test_next_straggler() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,9 +33,11 @@ from fsdp_tui.tui.screens.replayed import AskStep
 from fsdp_tui.tui.screens.step import StepScreen
 
 from .captures import PEAK_MS, training_step
+from .checks import BAR
 from .comm_runs import CommRecipe
-from .drive import dashboard, said, settle, until
+from .drive import dashboard, press, said, settle, until
 from .fixtures import World, entry, run_id
+from .reading import cells, pane
 from .recordings import Recorded
 
 SCREENS = (RUNS, RUN, STEP, COMM, CALLS, RANK, LOGS, LAUNCH, QUEUE, COMPARE)
@@ -73,6 +76,7 @@ def look(app: Dashboard, world: World) -> Look:
         "started": len(world.started),
         "focus": view.focused.id if view.focused else None,
         "typing": isinstance(view.focused, Input),
+        "rows": rows_of(view.KIND, app.text()) if screen is view else (),
     }
     for name in (
         "sort",
@@ -110,6 +114,16 @@ def look(app: Dashboard, world: World) -> Look:
     return seen
 
 
+def rows_of(screen: str, text: str) -> tuple[str, ...]:
+    """The runs, the ranks or the rows of the map that are seen on a screen of those."""
+    if screen == RUNS:
+        names = {one.split()[0] for line in pane(text, "runs")[1:] for one in cells(line)}
+        return tuple(sorted(names & {"live", "done", "other"}))
+    if screen == RUN:
+        return tuple(rank for rank, *_ in BAR.findall(text))
+    return tuple(re.findall(r"(?m)^[│┃] *([\w<].*?)[ ▸][·░▒▓█]{2,} \[?\d", text)) if screen == COMM else ()
+
+
 # What keys do
 
 
@@ -129,6 +143,10 @@ def opens(kind: type[object], words: str = "") -> Effect:
         return after["over"] is kind and words in str(after["says"]) and after["commands"] == before["commands"]
 
     return effect
+
+
+def both(one: Effect, other: Effect) -> Effect:
+    return lambda before, after: one(before, after) and other(before, after)
 
 
 def tells(words: str) -> Effect:
@@ -179,7 +197,7 @@ EFFECTS: dict[str, Effect | dict[str, Effect]] = {
     "comm.metric": next_of("metric", "lateness", "exposed", "duration", "bandwidth"),
     "comm.kind": next_of("kind", None, 0, 1, 2),
     "comm.phase": next_of("phase", None, 0, 1),
-    "comm.group": next_of("group", "rank", "node", "unit"),
+    "comm.group": both(next_of("group", "rank", "node", "unit"), becomes(rows=("node0",))),
     "comm.straggler": lambda before, after: getattr(after["spot"], "rank", None) == 2,
     "comm.open": {COMM: shows(CALLS), CALLS: becomes(place=1)},
     "comm.each": becomes(each=True),
@@ -432,3 +450,32 @@ async def works(
             return True
         await pilot.pause(0.01)  # for what a thread brings
     return False
+
+
+@pytest.mark.parametrize(
+    ("screen", "pattern", "every", "kept"),
+    [
+        (RUNS, "o", ("done", "live", "other"), ("done", "other")),
+        (RUN, "1-2", ("0", "1", "2", "3"), ("1", "2")),
+        (COMM, "1-2", ("0", "1", "2", "3"), ("1", "2")),
+    ],
+)
+async def test_a_filter_leaves_what_matches(
+    screen: str,
+    pattern: str,
+    every: tuple[str, ...],
+    kept: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it is typed and after enter; escape brings all back."""
+    monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
+    async with visited(tmp_path) as (app, pilot, world):
+        await go_to(screen, app, pilot, world, {})
+        assert rows_of(screen, app.text()) == every
+        await press(pilot, "slash", *pattern)
+        assert rows_of(screen, app.text()) == kept
+        await press(pilot, "enter")
+        assert rows_of(screen, app.text()) == kept
+        await press(pilot, "escape")
+        assert rows_of(screen, app.text()) == every
