@@ -13,7 +13,7 @@ import pytest
 from fsdp_tui.demo.model import GPT
 from fsdp_tui.telemetry.messages import Message, Step
 from fsdp_tui.telemetry.state import RunState
-from fsdp_tui.telemetry.view import RunView, Verdict
+from fsdp_tui.telemetry.view import STATISTICAL, RunView, Verdict
 from tests.dist import troubles
 from tests.dist.timings import picture
 from tests.dist.troubles import (
@@ -34,7 +34,7 @@ BOTH = ("fsdp1", "fsdp2")
 LONG = 26
 """Steps of which all findings may speak, statistics too."""
 SHARDINGS = ("full_shard", "shard_grad_op", "no_shard")
-RARELY = "ddp that reduces rarely"
+COMPUTES = "ddp that computes for long"
 """The one healthy training here whose compute hardly waits: all that gloo moves on a CPU is exposed."""
 
 HEALTHY = {
@@ -49,7 +49,7 @@ HEALTHY = {
     },
     "ddp accumulated": Training("ddp", accumulate=2),
     "ddp accumulated in no_sync": Training("ddp", accumulate=2, skip_sync=True),
-    RARELY: Training("ddp", accumulate=32, skip_sync=True, steps=22),
+    COMPUTES: Training("ddp", "long compute", steps=LONG),
     **{
         f"{api} {name}={value}": Training(f"{api}:full_shard", options=((name, value),))
         for api in BOTH
@@ -92,8 +92,8 @@ FOUND = {
     "slow": "input_bound",
     "late": "straggler",
 }
-TIMED = {"straggler", "rank_outlier"}
-"""Findings that a busy machine may make by itself: a training that has them is measured again."""
+TIMED = {"straggler"}
+"""Findings that a busy machine makes by itself, as it may slow one rank in most steps: who has them is measured again."""
 HIDDEN = {"straggler", "input_bound"}
 """And those that it may hide."""
 TRIES = 5
@@ -117,8 +117,7 @@ def told() -> dict[str, list[list[Message]]]:
 def _is_disturbed(name: str, run: RunView) -> bool:
     """Whether something else than its trouble held this training up."""
     due = {FOUND[name.split()[0]]} if name in TROUBLED else set()
-    other = TIMED - due | ({"exposed_communication"} if name == RARELY else set())
-    return bool(other & kinds(run).keys() or due & HIDDEN - kinds(run).keys())
+    return bool(TIMED - due & kinds(run).keys() or due & HIDDEN - kinds(run).keys())
 
 
 def _measure(trainings: dict[str, Training]) -> dict[str, list[list[Message]]]:
@@ -179,7 +178,7 @@ EXPECTED = {
     **{f"{api}:no_shard accumulated in no_sync": 2 * ALL for api in BOTH},
     "ddp accumulated": 4 * ALL,
     "ddp accumulated in no_sync": 2 * ALL,
-    RARELY: 2 * ALL,
+    COMPUTES: 2 * ALL,
     **{f"{api} checkpointing=True": 2 * BLOCKS + ROOT + ALL for api in BOTH},
     **{f"{api} prefetch=1": 2 * BLOCKS + ROOT + ALL for api in BOTH},
     **{f"{api} precision=bf16": (2 * BLOCKS + ROOT) // 2 + ALL for api in BOTH},
@@ -318,6 +317,9 @@ def test_memory_that_creeps(told: dict[str, list[list[Message]]], runs: dict[str
     assert "so does 1 other rank" in verdict.reason
     early = _until(told["leak"], 22)  # 3 steps settle, 19 have been looked at
     assert "memory_creep" not in kinds(early)
+    healthy = runs[COMPUTES]
+    assert all(len(rank.looks) >= STATISTICAL for rank in healthy.ranks), "enough to speak of it"
+    assert "memory_creep" not in kinds(healthy)
 
 
 def test_steps_that_wait_for_input(told: dict[str, list[list[Message]]], runs: dict[str, RunView]) -> None:
@@ -352,7 +354,7 @@ def test_a_rank_that_the_others_wait_for(
 def test_compute_that_waits_for_communication(told: dict[str, list[list[Message]]], runs: dict[str, RunView]) -> None:
     """All of gloo's collectives; not where that is under a twentieth of the step, nor before the statistics are there."""
     shares = {}
-    for name in ("fsdp1:full_shard", "fsdp2:full_shard", "ddp", RARELY):
+    for name in ("fsdp1:full_shard", "fsdp2:full_shard", "ddp", COMPUTES):
         run = runs[name]
         assert run.comm.exposed_ns is not None
         assert run.step_median_ns is not None
@@ -363,8 +365,7 @@ def test_compute_that_waits_for_communication(told: dict[str, list[list[Message]
             assert (verdict.severity, verdict.expected, verdict.measured) == ("note", 0.05, shares[name])
         assert "exposed_communication" not in kinds(_until(told[name], 19))
     assert "exposed_communication" in kinds(runs["fsdp2:full_shard"])
-    # On a quiet machine it is 0.01; on a loaded one ranks wait for each other, which is no less true.
-    assert shares[RARELY] < shares["fsdp2:full_shard"] / 2
+    assert "exposed_communication" not in kinds(runs[COMPUTES]), shares
 
 
 def _until(ranks: list[list[Message]], last: int) -> RunView:

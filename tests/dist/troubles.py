@@ -32,6 +32,8 @@ SPIKE_AT = 25
 INPUT_S = 0.1
 LATE_S, LATE_ON = 0.1, 1
 """How long that rank sleeps in the forward of its last block."""
+COMPUTE_S = 0.1
+"""How long all ranks do in a training that computes for long: what a busy machine adds to that is little."""
 LEAK_BYTES = 1 << 20
 
 
@@ -98,6 +100,8 @@ def run(training: Training) -> list[Message]:
     model = MODELS.get(trouble, GPT)(SHAPE, CONTEXT)
     if trouble == "late rank" and dist.get_rank() == LATE_ON:
         model.blocks[-1].register_forward_pre_hook(lambda *_: time.sleep(LATE_S))
+    if trouble == "long compute":
+        model.blocks[-1].register_forward_pre_hook(lambda *_: time.sleep(COMPUTE_S))
     early = torch.optim.AdamW(model.parameters(), lr=LR)
     wrapped = _wrapped(model, training)
     optimizer = early if trouble == "made before" else torch.optim.AdamW(wrapped.parameters(), lr=LR)
@@ -108,7 +112,9 @@ def run(training: Training) -> list[Message]:
         return boxes[-1]
 
     budget = looks.BUDGET
-    looks.BUDGET = 1.0 if trouble == "leak" else budget  # every step, so that a short run has enough of them
+    looks.BUDGET = (
+        1.0 if trouble in ("leak", "long compute") else budget
+    )  # every step, so that a short run has enough of them
     watched = WatchedRun(wrapped, [optimizer], connect, None)
     kept: list[Tensor] = []
     try:

@@ -103,7 +103,7 @@ def test_an_optimizer_that_was_made_before_wrapping(launch: Launch) -> None:
 
 def test_a_script_without_an_optimizer(launch: Launch) -> None:
     """No step is seen, and it is said what would be one."""
-    verdict = _verdict(_ended(launch(NO_OPTIMIZER, nproc=1)), "not_watched")
+    verdict = _verdict(_ended(launch(NO_OPTIMIZER)), "not_watched")
     assert verdict.severity == "note"
     assert "no optimizer of torch.optim stepped" in verdict.reason
     assert "with watch(model, optimizer) as run" in verdict.next
@@ -116,7 +116,7 @@ def test_a_library_that_shards_by_itself(launch: Launch, places: Path) -> None:
     for folder in (package.parent, package):
         (folder / "__init__.py").write_text("")
     (package / "engine.py").write_text(ENGINE)
-    run = _ended(launch(ELSEWHERE, nproc=1))
+    run = _ended(launch(ELSEWHERE))
     assert run.steps
     verdict = _verdict(run, "not_covered")
     assert verdict.severity == "note"

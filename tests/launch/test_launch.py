@@ -57,6 +57,7 @@ def test_a_finished_run_is_recorded_whole_before_the_launcher_returns(launch: La
     assert state.ended is not None
     assert (state.ended.state, state.ended.exit_codes, state.ended.stop_rung) == ("finished", {"0": 0, "1": 0}, None)
     assert {rank.goodbye.reason for rank in state.ranks.values() if rank.goodbye} == {"finished"}
+    assert not {"failed", "lost"} & {verdict.kind for verdict in state.view().verdicts}
     entry = resolve("whole")
     assert (entry.id, entry.state, entry.live, entry.steps, entry.world_size) == (run.run_id, "finished", False, 300, 2)
 
