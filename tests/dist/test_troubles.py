@@ -238,6 +238,7 @@ def test_a_unit_that_takes_no_part(api: str, runs: dict[str, RunView]) -> None:
     whole = 2 * BLOCKS + ROOT + ALL
     assert (less.severity, less.expected, less.measured) == ("note", whole, whole - 3 * BLOCK)
     assert "blocks.1 took no part" in less.reason
+    assert "communication_matches_theory" not in found
     states = found["states_off_theory"]
     assert (states.severity, states.expected) == ("note", 2 * ALL)
     assert states.measured == pytest.approx(2 * ALL - 1.5 * BLOCK, rel=0.01)
