@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -291,6 +293,10 @@ def of_another_kind(path: Path) -> None:
     path.write_text("step,loss\n1,2.5\n")
 
 
+NEWER = b"\x93\xa6newest\x01\x02"
+"""A message that this program does not know."""
+
+
 def of_a_newer_program(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
@@ -306,8 +312,13 @@ def without_snapshots(path: Path) -> None:
 def with_messages_of_a_newer_program(path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("DELETE FROM snapshot")
-        db.execute("UPDATE log SET body = ? WHERE id % 3 = 0", (b"\x93\xa6newest\x01\x02",))
+        db.execute("UPDATE log SET body = ? WHERE id % 3 = 0", (NEWER,))
     db.close()
+
+
+def newer_messages(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as db:
+        return int(db.execute("SELECT COUNT(*) FROM log WHERE body = ?", (NEWER,)).fetchone()[0])
 
 
 def gone(path: Path) -> None:
@@ -332,7 +343,7 @@ TORN: list[Callable[[Path], None]] = [
 async def test_no_screen_raises_on_a_torn_recording(
     tear: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What can be read of it is shown, and that something is missing; else one line says why nothing is."""
+    """What can be read of it is shown, and how many records are missing; else one line says why nothing is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FSDP_TUI_HOME", str(tmp_path / "home"))
     recipe = Recipe(name="torn", ended="finished")
@@ -348,10 +359,22 @@ async def test_no_screen_raises_on_a_torn_recording(
         await settle(pilot)
         assert app.feed is not None
         if app.feed.error:
+            assert tear not in (without_snapshots, with_messages_of_a_newer_program)
             assert "\n" not in app.feed.error
             assert app.feed.error[:60] in app.text()
         else:
-            assert "torn" in app.text()
-            whole_one = tear is without_snapshots or (app.snapshot is not None and not app.snapshot.view.bad_records)
-            assert whole_one or "bad records" in app.text() or "the recording is damaged" in app.text()
+            assert app.snapshot is not None
+            view, lines = app.snapshot.view, app.text().splitlines()
+            assert "torn" in lines[0]
+            told = re.search(r"(▲ )?bad records ([\d,]+)", lines[-2])
+            assert told is not None
+            assert int(told[2].replace(",", "")) == view.bad_records
+            assert bool(told[1]) == bool(view.bad_records)
+            if tear is with_messages_of_a_newer_program:
+                assert view.bad_records == newer_messages(about.paths.recording) > 0
+            elif view.bad_records:
+                assert "the recording is damaged" in app.text()
+            else:
+                assert tear in (cut_by_a_byte, without_snapshots)
+                assert (view.steps, view.state) == (recipe.steps, "finished")
         await visit(app, pilot, about, keys=False)
