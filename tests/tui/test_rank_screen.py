@@ -43,3 +43,21 @@ async def test_a_run_that_is_over_is_not_asked() -> None:
         await settle(pilot)
         assert "this run is over: nothing to ask" in said(app)
         assert source.commands == []
+
+
+async def test_dropped_samples_are_counted() -> None:
+    """What the ranks could not send: all of it in the first line, at any width, and each rank's own in its details."""
+    async with opened() as (app, pilot, world):
+        assert "0 dropped" in app.text().splitlines()[0]
+        source = next(iter(world.sources.values()))
+        for rank, dropped in ((0, 3), (1, 1_234)):
+            source.state.apply(Beat(rank, 1, world.now_ns, step=40, sent=80, dropped=dropped))
+        await until(pilot, lambda: app.snapshot is not None and app.snapshot.view.dropped > 0)
+        for width in (60, 80, 120):
+            await pilot.resize_terminal(width, 40)
+            await settle(pilot)
+            assert "▲ 1,237 dropped" in app.text().splitlines()[0]
+        await press(pilot, "down", "enter")
+        assert "sent 80 · dropped 1,234" in app.text()
+        await press(pilot, "left")
+        assert "sent 80 · dropped 3" in app.text()
