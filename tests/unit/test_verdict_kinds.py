@@ -53,7 +53,7 @@ KINDS = {
     "frozen_mixed": Runs(f"{CASES}::test_fsdp1_has_gradients_for_frozen_parameters", f"{CASES}::test_fsdp2_has_none"),
     "ignored_parameters": Runs(f"{CASES}::test_ignored_parameters_are_whole_on_every_rank", EXACTLY),
     "uneven_shards": Runs(f"{CASES}::test_uneven_shards", EXACTLY),
-    "rank_outlier": Runs(f"{CASES}::test_rank_zero_is_bigger", EXACTLY),
+    "rank_outlier": Runs(f"{CASES}::test_rank_zero_is_bigger", NO_ALARM),
     "tensors_outside": Runs(f"{CASES}::test_an_average_of_the_weights_is_found", EXACTLY),
     "optimizer_not_allocated": Runs(f"{CASES}::test_optimizer_states_to_come", EXACTLY),
     "hybrid_not_sharded": Runs(f"{CASES}::test_hybrid_over_one_rank_shards_nothing", EXACTLY),
