@@ -1,7 +1,7 @@
 """What a person types to see only some ranks or runs.
 
-Ranks: `5`, `8-15`, `node1` (any pattern against host and device), `>90%` (of the device's capacity), several separated
-by commas; `!` in front inverts. Units: `unit:pattern` beside them. Runs: a pattern against id, name, state, strategy, note
+Ranks: `5`, `8-15`, `node:pattern` (the host), any other pattern against host and device, `>90%` (of the device's capacity),
+several separated by commas; `!` in front inverts. Units: `unit:pattern` beside them. Runs: a pattern against id, name, state, strategy, note
 and tags; `tag:NAME` beside it, several of them together.
 """
 
@@ -66,6 +66,9 @@ def _rank_test(word: str) -> RankTest:
             return share > part if more else share < part
 
         return by_share
+    if match := re.fullmatch(r"node:(.+)", word):
+        host = _pattern(match[1])
+        return lambda rank: bool(rank.hello and host.search(rank.hello.host))
     pattern = _pattern(word)
 
     def by_text(rank: RankView) -> bool:

@@ -68,9 +68,9 @@ KEYS: tuple[Key, ...] = (
     # Run
     Key("run.freeze", "p,space", "freeze", "freeze", "Freeze the panels (not the training, and not the header), or let them go on.", (RUN, COMM), "view", needs=MOVING),
     Key("run.open", "enter", "open", "details", "Details of the focused pane: all memory of a rank, all verdicts, a unit's calls, all events.", (RUN,)),
-    Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN, STEP, COMM), "view"),
+    Key("zoom", "z", "zoom", "zoom", "The focused pane takes the whole screen, or goes back to its place.", (RUN, STEP, COMM, COMPARE), "view"),
     Key("past.back", "less_than_sign", "past_step(-1)", "past", "One recorded step back, into the past. The run goes on meanwhile, and nothing is lost.", OF_RUN, "past"),
-    Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, or a pattern; units: unit:pattern; runs: a pattern, tag:NAME; ! inverts.", (RUN, RUNS, COMM), "view"),
+    Key("filter", "slash", "filter", "filter", "Show only what matches. Ranks: 5, 8-15, >90% of capacity, node:pattern, or any pattern, ! inverts; units beside them: unit:pattern; runs: a pattern, tag:NAME.", (RUN, RUNS, COMM), "view"),
     Key("sort", "s", "sort", "sort", "Sort by the next key.", (RUN, RUNS, COMM), "view"),
     Key("note", "n", "note", "note", "Write a note on the run, or tags; they are kept with its recording, and the filter finds tag:NAME.", (RUNS, RUN), "run"),
     Key("run.logs", "o,L", "logs", "logs", "What the ranks printed, as it comes, one log per rank.", (RUN,), "run"),

@@ -183,6 +183,11 @@ async def test_a_node_is_its_worst_rank() -> None:
                 for unit, number in enumerate(numbers):
                     value = worst(figure(metric, rank, unit) for rank in range(20) if rank // 8 == node)
                     assert reads(f"{number} {screen.map.chart.unit}", value), (metric, node, unit)
+            # The cursor stands for the rank whose figure the cell has.
+            assert screen.spot is not None
+            node, unit = screen.spot.rank // 8, screen.spot.place
+            members = range(node * 8, min(20, node * 8 + 8))
+            assert figure(metric, screen.spot.rank, unit) == worst(figure(metric, rank, unit) for rank in members)
             await press(pilot, "x")
 
 

@@ -204,7 +204,12 @@ EFFECTS: dict[str, Effect | dict[str, Effect]] = {
     "comm.copy": copies("rank 2 · "),
     "run.freeze": becomes(frozen=True),
     "run.open": shows(RANK),
-    "zoom": {RUN: becomes(zoomed="memory"), STEP: becomes(zoomed="timeline"), COMM: becomes(zoomed="map")},
+    "zoom": {
+        RUN: becomes(zoomed="memory"),
+        STEP: becomes(zoomed="timeline"),
+        COMM: becomes(zoomed="map"),
+        COMPARE: becomes(zoomed="bars"),
+    },
     "past.back": becomes(past=19),
     "filter": becomes(filter=("", True), typing=True),
     "sort": {RUN: moves("sort", 1), RUNS: moves("sort", 1), COMM: changes("order")},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -81,6 +82,9 @@ def views(recipe: Recipe) -> tuple[RankView, ...]:
         ("1, 3-4", [1, 3, 4]),
         ("!0-13", [14, 15]),
         ("node1", list(range(8, 16))),
+        ("node:1$", list(range(8, 16))),
+        ("node:cuda", []),
+        ("cuda:3", [3, 11]),
         (">90%", [3]),
         ("!", list(range(16))),
         ("nobody", []),
@@ -169,6 +173,22 @@ def test_header_fits_every_width(width: int) -> None:
         assert "step 40" in text
     if width >= 60:
         assert "0.2 s old" in text
+    if width >= 140:
+        usual_ns = median(recipe.step_ns(number) for number in range(2, recipe.steps + 1))
+        assert f"cost {400e3 / usual_ns * 100:.2f} % · 0 dropped" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_header_says_what_was_dropped(width: int) -> None:
+    """Before nearly everything else, once there is something."""
+    recipe = Recipe(name="a-long-name-of-a-run")
+    state = recipe.state()
+    for rank, lost in ((0, 1_200), (1, 34)):
+        state.apply(msgspec.structs.replace(recipe.step(rank, recipe.steps + 1), dropped=lost))
+    text = row_text(draw_header(HeaderFacts(state.view(), True, recipe.now_ns), width))
+    assert "LIVE  ▲ 1,234 dropped" in text
+    assert "0 dropped" not in text.replace("1,234 dropped", "")
+    assert "step 4" in text
 
 
 @pytest.mark.parametrize(

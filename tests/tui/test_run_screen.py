@@ -19,7 +19,7 @@ from .checks import check_collective, check_header, check_line, check_run, check
 from .comm_runs import CommRecipe
 from .drive import check_golden, dashboard, opened, press, said, settle, until
 from .fixtures import MIB, SECOND, Recipe, World, entry
-from .reading import pane
+from .reading import cells, pane
 from .truth import GATHER, SCATTER, Truth
 
 EIGHT_GPUS = Recipe(
@@ -173,13 +173,17 @@ async def test_filter_ranks() -> None:
         assert isinstance(screen, RunScreen)
         await press(pilot, "slash", "1", "7")
         assert [rank.rank for rank in screen.ranks()] == [17]
-        assert "ranks: 17" in app.text()
+        assert "filter: 17" in app.text()
         await press(pilot, "enter")
         assert isinstance(app.focused, RankBars)
         await press(pilot, "slash", "-", "2", "0")
         assert [rank.rank for rank in screen.ranks()] == [17, 18, 19, 20]
         await press(pilot, "escape")
         assert len(screen.ranks()) == 64
+        await press(pilot, "slash", *"unit:s.1", "space", "5", "enter")
+        assert [rank.rank for rank in screen.ranks()] == [5]
+        rows = [cells(line) for line in pane(app.text(), "collectives")[1:]]
+        assert {word for row in rows for word in row if word.startswith("blocks")} == {"blocks.1"}
         await press(pilot, "slash", "left_parenthesis")
         assert "no pattern" in app.text()
 

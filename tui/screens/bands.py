@@ -7,6 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from textual.widget import Widget
 
+from fsdp_tui.tui.screens.base import View
 from fsdp_tui.tui.screens.replayed import Replayed
 
 
@@ -53,38 +54,23 @@ def fit_bands(bands: Sequence[Band], room: int) -> tuple[dict[str, int], list[st
     return heights, below
 
 
-class Banded(Replayed):
-    """A screen of panes in bands: ids of BANDS inside `#body`, one of whose panes may take all the room.
+class Zooming(View):
+    """A screen one of whose panes may take all the room.
 
     Attributes:
         zoomed: the pane that does.
-        below: bands that lie below the fold.
     """
-
-    BANDS: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
         super().__init__()
         self.zoomed: Widget | None = None
-        self.below: list[str] = []
 
-    def lay_out(self, bands: Sequence[Band]) -> None:
-        """Gives the bands their heights; those that are not in `bands` are not shown."""
-        room = self.query_one("#body").size.height or max(1, self.size.height - 4)
+    def show_zoom(self) -> None:
+        """Puts the other panes away, or back."""
         zoomed = self.zoomed
         for pane in self.query(".pane"):
             pane.set_class(zoomed is not None and pane is not zoomed, "-away")
             pane.set_class(pane is zoomed, "-alone")
-        if zoomed is not None:
-            heights = {name: room for name in self.BANDS if zoomed in self.query_one(f"#{name}").children}
-            self.below = []
-        else:
-            heights, self.below = fit_bands(bands, room)
-        for name in self.BANDS:
-            band = self.query_one(f"#{name}")
-            band.display = name in heights
-            if name in heights:
-                band.styles.height = heights[name]
 
     def action_zoom(self) -> None:
         """The focused pane alone, or all of them again."""
@@ -100,3 +86,33 @@ class Banded(Replayed):
             self.action_zoom()
         else:
             super().action_back()
+
+
+class Banded(Zooming, Replayed):
+    """A screen of panes in bands: ids of BANDS inside `#body`.
+
+    Attributes:
+        below: bands that lie below the fold.
+    """
+
+    BANDS: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below: list[str] = []
+
+    def lay_out(self, bands: Sequence[Band]) -> None:
+        """Gives the bands their heights; those that are not in `bands` are not shown."""
+        room = self.query_one("#body").size.height or max(1, self.size.height - 4)
+        zoomed = self.zoomed
+        self.show_zoom()
+        if zoomed is not None:
+            heights = {name: room for name in self.BANDS if zoomed in self.query_one(f"#{name}").children}
+            self.below = []
+        else:
+            heights, self.below = fit_bands(bands, room)
+        for name in self.BANDS:
+            band = self.query_one(f"#{name}")
+            band.display = name in heights
+            if name in heights:
+                band.styles.height = heights[name]

@@ -51,9 +51,8 @@ class View(Screen[None]):
         """The open run in the first line."""
         board = self.board
         snapshot = board.snapshot
-        over = board.now is None or board.now.view.state in ENDED
         needs = {LIVE} | ({MOVING} if board.place is None else set())
-        self.query_one(KeyBar).show_idle(frozenset(needs if over else ()))
+        self.query_one(KeyBar).show_idle(frozenset(needs if self.over else ()))
         self.query_one(Header).show_facts(
             HeaderFacts(
                 snapshot.view if snapshot else None,
@@ -166,6 +165,11 @@ class View(Screen[None]):
         return self.board.keyed("{focus.next}")
 
     # The training
+
+    @property
+    def over(self) -> bool:
+        """The open run trains no more, or none is open."""
+        return self.board.now is None or self.board.now.view.state in ENDED
 
     def going_on(self, word: str) -> bool:
         """Whether the open run still trains; else says that there is nothing to `word`."""

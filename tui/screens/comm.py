@@ -68,7 +68,7 @@ class CommScreen(Banded):
     KIND = COMM
     BANDS = ("map-band", "lower", "units-band")
     BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(COMM))
-    FILTER_HINT = "ranks: 5   8-15   >90%   host or device pattern   !inverts   unit:pattern"
+    FILTER_HINT = "ranks: 5   8-15   >90%   node:pattern   any pattern   !inverts   units: unit:pattern"
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,6 +224,8 @@ class CommScreen(Banded):
         if found.chart.cells.size and (self._led or found.chart.cursor is None):
             self.spot = self._lead(found)
             found = found.with_cursor(self.spot)
+        if found.chart.cursor is not None:
+            self.spot = found.spot(*found.chart.cursor)  # of a node its worst rank, whose figure the cell has
         self.map = found
         title_of(pane, found.title(self.size.width - 6))
         if self.board.still:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from textual.binding import BindingType
@@ -12,9 +12,9 @@ from textual.containers import VerticalScroll
 from textual.widget import Widget
 
 from fsdp_tui.telemetry import sheets
-from fsdp_tui.telemetry.losses import lost
 from fsdp_tui.telemetry.report import metrics, theory
 from fsdp_tui.telemetry.sheets import Sheet
+from fsdp_tui.telemetry.spread import spread_of
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.comparison import (
@@ -31,8 +31,8 @@ from fsdp_tui.tui.comparison import (
     times,
 )
 from fsdp_tui.tui.keys import COMPARE, bindings_of
-from fsdp_tui.tui.screens.bands import Band, fit_bands
-from fsdp_tui.tui.screens.base import Text, View, title_of
+from fsdp_tui.tui.screens.bands import Band, Zooming, fit_bands
+from fsdp_tui.tui.screens.base import Text, title_of
 from fsdp_tui.tui.screens.run import RankBars
 from fsdp_tui.tui.source import Feed
 from fsdp_tui.tui.tables import amount
@@ -42,6 +42,7 @@ from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs, state_mark
 from fsdp_tui.tui.widgets.spark import spark
 from fsdp_tui.tui.widgets.table import GAP, Pane, Reader, Table, TableColumn, paragraph
 
+T = TypeVar("T")
 NEEDED = 2
 ROWS = {
     "model_states": "model states",
@@ -61,7 +62,7 @@ PICK = (
 )
 
 
-class CompareScreen(View):
+class CompareScreen(Zooming):
     """The marked runs."""
 
     KIND = COMPARE
@@ -126,7 +127,7 @@ class CompareScreen(View):
         self.query_one(Header).show_facts(
             HeaderFacts(None, False, self.board.services.now_ns(), title="compare", about=same_text(runs))
         )
-        key = (self.size, self.deltas, self.baseline, self.cursor, self.focused, len(self._feeds))
+        key = (self.size, self.deltas, self.baseline, self.cursor, self.focused, self.zoomed, len(self._feeds))
         same = len(runs) == len(self._drawn_runs) and all(a is b for a, b in zip(runs, self._drawn_runs, strict=True))
         if same and key == self._drawn:
             return
@@ -144,13 +145,17 @@ class CompareScreen(View):
         self.baseline = min(self.baseline, len(runs) - 1)
         self.cursor = min(self.cursor, len(runs) - 1)
         self.query_one(Tabs).show_notes([[(f"baseline: {names(runs)[self.baseline]}", Ink("ok"))]])
-        heights, below = fit_bands(self._bands(runs), self.query_one("#body").size.height or self.size.height - 4)
+        room = self.query_one("#body").size.height or self.size.height - 4
+        heights, below = fit_bands(self._bands(runs), room)
+        if self.zoomed is not None and self.zoomed.id in heights:
+            heights, below = heights | {self.zoomed.id: room}, []
+        self.show_zoom()
         for name, height in heights.items():
             self.query_one(f"#{name}").styles.height = height
         self._draw(runs)
         hidden = {"said": "do they compare", "trends": "step times", "numbers": "numbers"}
         hint = f"   ▼ {', '.join(hidden[name] for name in below)}: {self.next_pane}" if below else ""
-        losses = agreement(runs)
+        losses = agreement(first_is(self.baseline, runs))
         self.query_one("#status", Pane).show(
             lambda width, height, letters: [crop([(" ", LABEL), *losses, (hint, Ink("ok"))], width)]
         )
@@ -210,7 +215,7 @@ class CompareScreen(View):
 
     def _export(self, form: str) -> None:
         runs = self.runs()
-        order = [runs[self.baseline], *(run for at, run in enumerate(runs) if at != self.baseline)]
+        order = first_is(self.baseline, runs)
         self.board.write_out(f"fsdp-tui-compare-{time.strftime('%H%M%S')}.{form}", FORMATS[form](order))
 
     def on_rank_bars_moved(self, event: RankBars.Moved) -> None:
@@ -238,6 +243,11 @@ class CompareScreen(View):
             self.board.open_run(feeds[self.cursor].entry)
 
 
+def first_is(at: int, all_of_them: Sequence[T]) -> list[T]:
+    """One of them, the baseline, and then the others."""
+    return [all_of_them[at], *all_of_them[:at], *all_of_them[at + 1 :]]
+
+
 def same_text(runs: Sequence[RunView]) -> str:
     """What all runs share, for the header."""
     if not runs:
@@ -257,7 +267,8 @@ class _Line(NamedTuple):
     name: str
     unit: str
     values: Sequence[float | None]
-    best: int | None = None
+    alike: Collection[int] = ()
+    """Indices of the best, and of those that cannot be told apart from it."""
     theory: Sequence[float | None] = ()
     """What the values are measured against; then the row says how far they are from it."""
 
@@ -270,7 +281,7 @@ def _lines(runs: Sequence[RunView]) -> list[_Line]:
         metric, values = row["metric"], row["values"]
         if metric in TRAFFIC and not any(values):
             continue
-        lines.append(_Line(ROWS.get(metric, metric), row["unit"], values, row["best"]))
+        lines.append(_Line(ROWS.get(metric, metric), row["unit"], values, row["alike"]))
         if metric == "model_states":
             lines.append(_theory_line("  vs theory", told["model states"]))
         if metric == "all_reduce" and TRAFFIC["moved"] in told:
@@ -308,7 +319,7 @@ def number_columns(runs: Sequence[RunView], baseline: int, deltas: bool, width: 
                     _theory_cell(value, line.theory[at], padded=" " * 9 if with_deltas and at != baseline else "")
                 )
                 continue
-            best = line.best is not None and value == line.values[line.best]
+            best = at in line.alike
             text = (fmt.in_unit(value, unit) if unit else amount(value, line.unit)) + ("*" if best else " ")
             if with_deltas and at != baseline:
                 # Of one width, so that numbers stand under numbers and differences under differences.
@@ -351,10 +362,8 @@ def difference(value: float, base: float) -> str:
 
 def write_verdict(runs: Sequence[RunView], baseline: int, width: int) -> list[Row]:
     """The advice, whether it is one training, what differs, and what theory says of each run."""
-    order = [baseline, *(at for at in range(len(runs)) if at != baseline)]
-    labels = names(runs)
     rows: list[Row] = []
-    for one in findings([runs[at] for at in order], [labels[at] for at in order]):
+    for one in findings(first_is(baseline, runs), first_is(baseline, names(runs))):
         role = "ok" if one.severity == "advice" else one.severity
         rows += paragraph(one.text, width, first=[(f"{one.mark} ", Ink(role, bold=True))])
     return rows + paragraph(FOOTNOTE, width, QUIET)
@@ -400,23 +409,20 @@ THEORY = (
 
 
 def agreement(runs: Sequence[RunView]) -> Row:
-    """Whether the losses agree, in a few words."""
-    word, gone = losses_word(runs), [found for run in runs if (found := lost(run))]
-    if gone or word == "differ":
-        return [(f"▲ losses {word}" + (f" ({gone[0].word})" if gone else ""), Ink("bad", bold=True))]
-    return [("✓ losses agree", Ink("ok"))] if word == "agree" else [(f"? losses {word}", Ink("note"))]
+    """Whether the losses agree with the first run's, in the words that the pane begins with."""
+    said = losses_word(runs)
+    return [(f"{said.mark} {said.text}", Ink(said.severity, bold=said.severity == "bad"))]
 
 
 def draw_trends(runs: Sequence[RunView], width: int, height: int) -> list[Row]:
-    """A line per run: its step times without the first step, highest of those that share a cell."""
+    """A line per run: its step times without the first step, highest of those that share a cell; the median of the newest, as in
+    the numbers, and what they vary by."""
     label = min(max(map(len, names(runs)), default=0), max(6, width // 3))
     series = [run.series.step_ns[1:] for run in runs]
     known = [values[np.isfinite(values) & (values > 0)] for values in series]
+    spreads = [spread_of(run.series.step_ns) for run in runs]
     numbers = [
-        f"{fmt.duration(np.median(v))} ± {fmt.duration((np.percentile(v, 75) - np.percentile(v, 25)) / 2)}"
-        if v.size
-        else fmt.UNKNOWN
-        for v in known
+        f"{fmt.duration(one.median)} ± {fmt.duration(one.half)}" if one is not None else fmt.UNKNOWN for one in spreads
     ]
     room = max(0, width - label - 2 - max(map(len, numbers), default=0) - 2)
     everything = np.concatenate(known) if known else np.empty(0)

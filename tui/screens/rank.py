@@ -44,7 +44,8 @@ class RankScreen(Replayed):
         snapshot = self.board.snapshot
         run = snapshot.view if snapshot else None
         self.show_header()
-        keys = self.board.keyed("{rank.previous} {rank.next} rank   {rank.stack} stack   {back} back")
+        stack = "" if self.over else "{rank.stack} stack   "
+        keys = self.board.keyed(f"{{rank.previous}} {{rank.next}} rank   {stack}{{back}} back")
         self.query_one(Tabs).show_notes([[(keys, QUIET)]])
         pane = self.query_one("#rank", Reader)
         found = next((rank for rank in run.ranks if rank.rank == self.rank), None) if run else None

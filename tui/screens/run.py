@@ -21,7 +21,7 @@ from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.sheets import Sheet
 from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
 from fsdp_tui.tui import format as fmt
-from fsdp_tui.tui.filters import FilterError, RankTest, rank_filter
+from fsdp_tui.tui.filters import FilterError, RankTest, UnitTest, rank_filter, split_unit_filter
 from fsdp_tui.tui.keys import RUN, bindings_of
 from fsdp_tui.tui.screens.bands import Band, Banded
 from fsdp_tui.tui.screens.base import Text, subtitle_of, title_of
@@ -38,6 +38,7 @@ from fsdp_tui.tui.widgets.lines import LineChart, Plot, Series
 from fsdp_tui.tui.widgets.phases import PhaseBar
 from fsdp_tui.tui.widgets.table import Pane, Reader, Table, paragraph
 from fsdp_tui.tui.widgets.traffic import (
+    Call,
     calls_of,
     collective_columns,
     comm_title,
@@ -122,7 +123,7 @@ class RunScreen(Banded):
     KIND = RUN
     BINDINGS: ClassVar[list[BindingType]] = list(bindings_of(RUN))
     BANDS = ("top", "strip", "charts", "step", "lists")
-    FILTER_HINT = "ranks: 5   8-15   >90%   host or device pattern   !inverts"
+    FILTER_HINT = "ranks: 5   8-15   >90%   node:pattern   any pattern   !inverts   collectives: unit:pattern"
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +135,7 @@ class RunScreen(Banded):
         self.rank = 0
         """The one that the cursor is on."""
         self._keep: RankTest = rank_filter("")
+        self._keep_unit: UnitTest = split_unit_filter("")[1]
         self._drawn: tuple[object, ...] = ()
         self._drawn_run: RunView | None = None
 
@@ -202,6 +204,7 @@ class RunScreen(Banded):
             self.window,
             self.rank,
             self._keep,
+            self._keep_unit,
             self.zoomed,
             self._note,
         )
@@ -223,7 +226,7 @@ class RunScreen(Banded):
             notes.append([(f"❚❚ panels frozen at step {self.frozen.view.steps:,} {key}", Ink("warn", bold=True))])
         text = self.filter_text
         if text:
-            notes.append([(f"ranks: {text}", Ink("ok"))])
+            notes.append([(f"filter: {text}", Ink("ok"))])
         if line := self._note.line:
             notes.append([(line if len(line) <= NOTE_WIDTH else fmt.fit(line, NOTE_WIDTH), LABEL)])
         notes.append([(f"sort: {SORTS[self.sort]} {'▴' if self.reverse else '▾'}", QUIET)])
@@ -248,10 +251,15 @@ class RunScreen(Banded):
 
     def on_filter(self, text: str) -> str:
         try:
-            self._keep = rank_filter(text)
+            words, self._keep_unit = split_unit_filter(text)
+            self._keep = rank_filter(words)
         except FilterError as error:
             return str(error)
         return ""
+
+    def _calls(self, run: RunView) -> list[Call]:
+        """The collectives that are shown."""
+        return [call for call in calls_of(run) if self._keep_unit(call.unit)]
 
     def ranks(self) -> list[RankView]:
         """Those that are shown, in their order."""
@@ -274,7 +282,7 @@ class RunScreen(Banded):
         self.set_class(width >= WIDE, "-wide")
         self.set_class(width < MEDIUM, "-narrow")
         ranks = len(self.ranks()) if run else 1
-        self.lay_out(bands_for(width, ranks, len(calls_of(run)) if run else 0, len(run.verdicts) if run else 1))
+        self.lay_out(bands_for(width, ranks, len(self._calls(run)) if run else 0, len(run.verdicts) if run else 1))
 
     def _show_memory(self, run: RunView | None) -> None:
         pane = self.query_one("#memory", RankBars)
@@ -373,8 +381,8 @@ class RunScreen(Banded):
     def _show_lists(self, run: RunView | None) -> None:
         collectives, events = self.query_one("#collectives", Table), self.query_one("#events", Reader)
         title_of(collectives, comm_title(run) if run else "collectives")
-        collectives.empty = no_collectives(run)
-        collectives.show_columns(collective_columns(run) if run else [])
+        collectives.empty = f"none matches {self.filter_text}" if run and calls_of(run) else no_collectives(run)
+        collectives.show_columns(collective_columns(self._calls(run)) if run else [])
         title_of(events, f"events · {len(run.events):,}" if run else "events")
         note = self._note
         events.show(
@@ -456,7 +464,7 @@ class RunScreen(Banded):
             self.app.push_screen(RankScreen(chosen))
         elif focused.id in ("verdicts", "strip"):
             self.app.push_screen(Text("verdicts", lambda width: write_verdicts(run, width, self.board.keyed)))
-        elif focused.id == "collectives" and (calls := calls_of(run)):
+        elif focused.id == "collectives" and (calls := self._calls(run)):
             call = calls[min(self.query_one("#collectives", Table).cursor, len(calls) - 1)]
             self.app.push_screen(Text(f"{call.unit} · {call.words}", lambda width: write_call(call, run, width)))
         elif focused.id == "events" and run.events:

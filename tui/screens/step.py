@@ -32,6 +32,7 @@ from fsdp_tui.tui.widgets.timeline import (
     at_peak,
     at_time,
     by_event,
+    left_out,
     next_alone,
     time_zoomed,
     timeline_of,
@@ -176,7 +177,11 @@ class StepScreen(Banded):
         what = f"{ALONE[look.alone][0]} alone" if look.alone else "memory"
         title_of(pane, " · ".join([f"{what} inside step {capture.step:,}", *counts(chosen), unit.name]))
         here = f"{fmt.duration(look.cursor_ns)} · {place_text(timeline, look.cursor_ns)}"
-        subtitle_of(pane, here)
+        lanes = len(left_out(timeline, *pane.size)) if pane.size.area else 0
+        more = (
+            self.board.keyed(f"+{lanes} lane{'s' * (lanes != 1)}: {{zoom}} · ") if lanes and self.zoomed is None else ""
+        )
+        subtitle_of(pane, more + here)
         pane.show_timeline(timeline, look)
         self.query_one("#moment", Reader).show(lambda width: write_moment(timeline, look.cursor_ns, width))
         self.query_one("#why", Reader).show(lambda width: write_why(capture, width))

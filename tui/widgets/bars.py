@@ -7,6 +7,7 @@ cell, with the number of those that are not drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,7 +20,7 @@ from fsdp_tui.telemetry.messages import CATEGORIES, TOTAL_CATEGORIES
 from fsdp_tui.tui.format import UNKNOWN, Unit, change, count, fit, in_unit, known, scale_for
 from fsdp_tui.tui.theme import GROUPS, SEVERITY_GLYPHS, Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Chart, Row, crop, flow, row_width
-from fsdp_tui.tui.widgets.heat import draw_heat, heat_key
+from fsdp_tui.tui.widgets.heat import draw_heat, heat_key, round_start
 
 Floats = NDArray[np.float64]
 
@@ -323,12 +324,23 @@ def layout_bars(bars: Bars, width: int, height: int) -> Layout:
 
     header = room >= 5
     rest = room - header
-    heat = 0 if rest < 3 else min(max(1, rest // 2), -(-n // max(1, width - label - 1)))
+    heat = 0 if rest < 3 else _heat_rows(n, width - label - 1, rest - 2)
     lines = max(1, rest - (heat + 1 if heat else 1 if rest > 1 else 0))
     ncols = max(1, (width + 2) // 62) if height > 1 else 1
     cell, bar, columns = arrange(ncols, lines)
     worst = worst_first(bars)[: lines * ncols]
     return Layout(tuple(worst), ncols, lines, cell, label, bar, columns, 1, header, max(heat, 1), legend)
+
+
+def _heat_rows(n: int, across: int, room: int) -> int:
+    """Rows of heat cells for so many bars: a cell for each if there is room for these, else as many as half of it has."""
+    across = max(1, across)
+    for per_row in (round_start(across), across):
+        if (rows := math.ceil(n / per_row)) <= room:
+            return rows
+    most = max(1, (room + 2) // 2)
+    cells = math.ceil(n / math.ceil(n / (across * most)))
+    return min(most, math.ceil(cells / round_start(across)))
 
 
 def worst_first(bars: Bars) -> list[int]:
@@ -506,10 +518,9 @@ def _all_of_them(bars: Bars, plan: Layout, width: int, rows: int, letters: bool)
     )
     pieces: list[Row] = [[(f"+{count(hidden)} more {bars.what}", LABEL)]]
     if heat:
-        pieces.append([(f"all {count(len(bars))} by peak", QUIET)])
+        words = f"worst of {per_cell} per cell" if per_cell > 1 else f"all {count(len(bars))} by peak"
+        pieces.append([(words, QUIET)])
         pieces.append(heat_key(low, high, lambda v: in_unit(v, bars.unit), bars.unit.name, letters=letters))
-        if per_cell > 1:
-            pieces.append([(f"1 cell = {per_cell} {bars.what}, the worst", QUIET)])
     elif row_width(pieces[0]) > width:
         pieces = [[(f"+{hidden}", LABEL)]]
     line, _ = flow(pieces, width)

@@ -19,7 +19,7 @@ from fsdp_tui.tui.widgets.chart import LABEL, QUIET, STRONG, Chart, Row, crop, r
 
 STALE_NS = 3_000_000_000
 """Ranks give a sign of life twice a second; after this long without one the picture is stale."""
-NAME_LEAST = 10
+NAME_LEAST = 8
 """Cells of a run's name that are shown before other parts of the header."""
 DAMAGED = StateMark("✗", "DAMAGED", "bad")
 
@@ -135,28 +135,36 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
     if facts.past is not None:
         state, steps, until = [(past_text(facts.past, facts.now or run, facts.now_ns), Ink("warn", bold=True))], "", 0
         right = now_text(facts.now or run)
+    watching, lost = ("", 0) if facts.past is not None or not run.ranks else (own_cost(run), run.dropped)
     parts = [
         _Part(0, state),
+        _Part(1, [(f"▲ {lost:,} dropped", Ink("warn", bold=True))] if lost else []),
         _Part(2, [(run.name or "unnamed", STRONG)]),
         _Part(3, [(strategy_text(run), Ink("warn") if changed else LABEL)]),
-        _Part(5, [(f"script: {own}", QUIET)] if own else []),
-        _Part(7, [(precision, LABEL)] if precision else []),
+        _Part(6, [(f"script: {own}", QUIET)] if own else []),
+        _Part(8, [(precision, LABEL)] if precision else []),
         _Part(4, [(ranks_text(run), LABEL)]),
         _Part(1, [(steps, LABEL)] if steps else []),
-        _Part(6, [(fmt.clock(until - run.started_ns), LABEL)] if run.started_ns and until >= run.started_ns else []),
+        _Part(7, [(fmt.clock(until - run.started_ns), LABEL)] if run.started_ns and until >= run.started_ns else []),
+        _Part(5, [(watching, QUIET)] if watching else []),
+        _Part(9, [("0 dropped", QUIET)] if watching and not lost else []),
     ]
     # A name of any length leaves room for what is as needed.
-    others = [part for part in parts if part.row and part.need <= 4 and part is not parts[1]]
-    room = width - 1 - len(right) - 2 - _width([*others, _Part(2, [("", STRONG)])])
-    parts[1] = _Part(2, [(fmt.shortened(run.name or "unnamed", max(NAME_LEAST, room)), STRONG)])
+    others = [part for part in parts if part.row and part.need <= 4 and part is not parts[2]]
+    room = width - 1 - len(right) - 3 - _width([*others, _Part(2, [("", STRONG)])])
+    parts[2] = _Part(2, [(fmt.shortened(run.name or "unnamed", max(NAME_LEAST, room)), STRONG)])
     # How old the data are is said in fewer words before the strategy goes; the strategy goes before the age does.
     for wide, enough in ((right, 3), (right.removeprefix("data ").removeprefix("ended "), 2), ("", 0)):
         chosen = [part for part in parts if part.row]
-        room = width - 1 - (len(wide) + 2 if wide else 0)
+        room = width - 1 - (len(wide) + 3 if wide else 0)
         while _width(chosen) > room and max(part.need for part in chosen) > enough:
             worst = max(part.need for part in chosen)
             chosen = [part for part in chosen if part.need != worst]
         if _width(chosen) <= room:
+            # What has gone leaves its room to the name.
+            least = row_width(parts[2].row) + max(0, room - _width(chosen))
+            full = _Part(2, [(fmt.shortened(run.name or "unnamed", least), STRONG)])
+            chosen = [full if part is parts[2] else part for part in chosen]
             break
     row = [(" ", LABEL)]
     for at, part in enumerate(chosen):
@@ -165,6 +173,12 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
         text, ink = row.pop()
         row.append((fmt.fit(text, max(0, width - row_width(row))), ink))
     return crop([*row, (" " * max(0, width - row_width(row) - len(wide) - 1), LABEL), (wide, QUIET)], width)
+
+
+def own_cost(run: RunView) -> str:
+    """What watching takes of a step: "cost 0.16 %"."""
+    share = run.overhead_ns / run.step_median_ns if run.overhead_ns is not None and run.step_median_ns else None
+    return f"cost {fmt.percent(share, decimals=2)}"
 
 
 def past_text(place: Place, now: RunView, now_ns: int) -> str:

@@ -195,11 +195,8 @@ def comm_map(
     figures = grid.figures(choice.metric, choice.selection)
     ranks = [rank for rank in ranks if rank < grid.ranks]
     chosen = figures.cells[ranks] if ranks else figures.cells[:0]
-    places = [
-        at
-        for at, place in enumerate(grid.places)
-        if ranks and not figures.absent[ranks, at].all() and (keep_unit is None or keep_unit(place_words(place)))
-    ]
+    there = [at for at in range(len(grid.places)) if ranks and not figures.absent[ranks, at].all()]
+    places = [at for at in there if keep_unit is None or keep_unit(place_words(grid.places[at]))]
     names = [place_words(grid.places[at]) for at in places]
     low = figures.worst_is_low
     unit = _unit(chosen, choice.metric)
@@ -227,6 +224,8 @@ def comm_map(
         flags = []
     else:
         foot_unit = unit
+    # Medians of sums: those of some units cannot be had from those of all.
+    sums_words = foot_words if flipped else "all units" if len(places) < len(there) else "all" if low else "Σ"
     empty = f"no {choice.calls_words}" + (" that anybody could wait for" if choice.metric == "lateness" else "")
     if not grid.places or run.world_size == 1:
         empty = no_collectives(run)
@@ -249,7 +248,7 @@ def comm_map(
         columns_what="ranks" if flipped else "units",
         sums=sums / sums_unit.size,
         sums_text=lambda value: f"{value:.{sums_unit.decimals}f}",
-        sums_title=f"{foot_words if flipped else 'all' if low else 'Σ'} {sums_unit.name}{per_second}",
+        sums_title=f"{sums_words} {sums_unit.name}{per_second}",
         foot=foot / foot_unit.size,
         foot_title="" if flipped else foot_words,
         flags=flags,

@@ -66,10 +66,8 @@ def draw_heat(
         padded[: len(values)] = np.where(np.isfinite(values), values, -np.inf)
         values = padded.reshape(-1, per_cell).max(axis=1)
     levels = heat_levels(values, low, high)
-    if label and across > 32:
-        across -= across % 8  # row starts that a person can count with
-        if -(-len(levels) // across) > height:
-            across = width - label - 1
+    if label and -(-len(levels) // round_start(across)) <= height:
+        across = round_start(across)
     rows: list[Row] = []
     for begin in range(0, len(levels), across):
         row: Row = []
@@ -78,6 +76,11 @@ def draw_heat(
             row.append((text[:label].rjust(label) + " ", QUIET))
         rows.append(crop(row + _cells(levels[begin : begin + across], letters), width))
     return rows, per_cell, low, high
+
+
+def round_start(across: int) -> int:
+    """Cells of a row, of at most `across`, after which the next one starts with a number that a person can count with."""
+    return across - across % 8 if across > 32 else max(1, across)
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def plan_timeline(timeline: Timeline, width: int, height: int) -> Plan:
     gutter = 0 if width < 24 else (14 if width >= WIDE else 5) + 1
     readout = height >= 3
     axis = 2 if height >= 16 else 1 if height >= 5 else 0
-    there = [name for name in _FIRST if _has_lane(timeline, name)]
+    there = _lanes_there(timeline)
     room = height - readout - axis
     lanes = there[: max(0, (room - 2) // 2)]
     rest = room - len(lanes)
@@ -286,6 +286,16 @@ def plan_timeline(timeline: Timeline, width: int, height: int) -> Plan:
         tuple(name for name in LANES if name in lanes),
         readout,
     )
+
+
+def left_out(timeline: Timeline, width: int, height: int) -> list[str]:
+    """The lanes that find no room, by name."""
+    shown = plan_timeline(timeline, width, height).lanes
+    return [LANES[name][0] for name in _lanes_there(timeline) if name not in shown]
+
+
+def _lanes_there(timeline: Timeline) -> list[str]:
+    return [name for name in _FIRST if _has_lane(timeline, name)]
 
 
 def _has_lane(timeline: Timeline, name: str) -> bool:

@@ -55,9 +55,8 @@ def late_text(stats: CollectiveStats) -> str:
     return f"{rank} +{fmt.duration(stats.late_ns[rank])}" if stats.late_ns[rank] > 0 else "none"
 
 
-def collective_columns(run: RunView) -> list[TableColumn]:
+def collective_columns(calls: Sequence[Call]) -> list[TableColumn]:
     """A row per unit and kind of collective. Times of one call, bytes and exposed time of one step."""
-    calls = calls_of(run)
     if not calls:
         return []
     stats = [call.collective.step for call in calls]

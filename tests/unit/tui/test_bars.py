@@ -193,6 +193,20 @@ def test_too_many_ranks_show_the_worst_and_a_heat_cell_for_each() -> None:
     assert "".join(heat).count("█") == sum(i % 7 == 6 for i in range(256))
 
 
+@pytest.mark.parametrize(("width", "height"), [(118, 16), (76, 24), (66, 11)])
+def test_a_thousand_ranks_have_a_cell_each_where_there_is_room(width: int, height: int) -> None:
+    """Where there is none, the words say how many share one; two lines are left for the worst."""
+    bars = ranks(1024)
+    plan = layout_bars(bars, width, height)
+    text = [row_text(row) for row in draw_bars(bars, width, height, letters=True)]
+    cells = sum(len(line[plan.label + 1 :].rstrip()) for line in text if re.match(r" *\d+ [·░▒▓█]{3}", line))
+    shared = next((int(found[1]) for line in text if (found := re.search(r"worst of (\d+) per cell", line))), 1)
+    assert cells == -(-1024 // shared)
+    assert plan.nrows >= 1
+    assert shared == 1 or width < 70
+    assert "" not in [line.strip() for line in text]
+
+
 def test_unknown_ranks_come_first_among_the_worst() -> None:
     bars = rank_bars(range(3), [memory(param_shard=1), None, memory(param_shard=2)], capacity_bytes=64 * GIB)
     assert worst_first(bars) == [1, 2, 0]
