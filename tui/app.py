@@ -15,9 +15,11 @@ from rich.console import RenderableType
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
-from textual.notifications import SeverityLevel
+from textual.filter import LineFilter
+from textual.notifications import Notify, SeverityLevel
 from textual.screen import Screen
 from textual.timer import Timer
+from textual.widget import AwaitMount
 from textual.widgets import Input
 
 from fsdp_tui.telemetry import collector
@@ -27,7 +29,8 @@ from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.sheets import write
-from fsdp_tui.tui.frames import exact
+from fsdp_tui.tui.format import plain_lines
+from fsdp_tui.tui.frames import Harmless, exact
 from fsdp_tui.tui.keys import bindings_of, keys_for, shown, with_keys
 from fsdp_tui.tui.pace import Pace
 from fsdp_tui.tui.replay import Place, Replay
@@ -59,6 +62,9 @@ HELD_S = 0.01
 """So long no frame is drawn when a screen gives way to another that is there already."""
 STOP_NEWS_S = 10.0
 """How long a notice on a stop stays."""
+LATEST = frozenset({"theme", "refresh"})
+"""Titles of notices of which only the last one is worth reading."""
+HARMLESS = Harmless()
 
 
 class KeyCommands(Provider):
@@ -163,6 +169,8 @@ class Dashboard(App[int]):
         self._making = True
         """Whether the screen that is shown next must be made first."""
         self._interrupted_s = -TWICE_S
+        self.leaving = False
+        """No screen is opened any more."""
         self._leaving_s: float | None = None
         self._told: set[tuple[str, int]] = set()
         """Words on a stop that a notice has told: run and time."""
@@ -493,6 +501,13 @@ class Dashboard(App[int]):
 
     # What screens use
 
+    def on_notify(self, event: Notify) -> None:
+        """A notice takes the place of one that says the same: a key that is held down fills no screen with it."""
+        new = event.notification
+        for old in list(self._notifications):
+            if old.title == new.title and (old.message == new.message or new.title in LATEST):
+                del self._notifications[old]
+
     def ask(self, question: str, answers: Sequence[tuple[str, str, str]], then: Callable[[str | None], object]) -> None:
         """Asks over the current screen. `answers` are (key, label, value), the harmless one first."""
 
@@ -514,7 +529,7 @@ class Dashboard(App[int]):
         """Writes a file into the working directory, else into the home; says where, or why not."""
         for folder in (Path.cwd(), Path.home()):
             try:
-                (folder / name).write_text(text, encoding="utf-8")
+                (folder / name).write_text(plain_lines(text), encoding="utf-8")
             except OSError:
                 continue
             self.notify(str(folder / name), title="saved", markup=False)
@@ -527,9 +542,17 @@ class Dashboard(App[int]):
     # Keys that work everywhere
 
     def action_show(self, name: str) -> None:
-        if self.current_mode != name:
+        if self.current_mode != name and not self.leaving:
             self._making = name not in self._screen_stacks
             self.switch_mode(name)
+
+    def push_screen(self, *args: Any, **kwargs: Any) -> Any:
+        """Textual's; while the program is left it opens nothing, since no widget would be mounted in it."""
+        return AwaitMount(self.screen, []) if self.leaving else super().push_screen(*args, **kwargs)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's, and last what keeps control characters from the terminal and from pictures of the screen."""
+        return [*super().get_line_filters(), HARMLESS]
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, exact(renderable))
@@ -545,7 +568,7 @@ class Dashboard(App[int]):
 
     def action_theme(self) -> None:
         self.theme = next_theme(self.theme)
-        self.notify(f"theme: {self.theme.removeprefix('fsdp-')}", timeout=2)
+        self.notify(self.theme.removeprefix("fsdp-"), title="theme", timeout=2)
 
     def action_letters(self) -> None:
         self.letters = not self.letters
@@ -601,9 +624,14 @@ class Dashboard(App[int]):
     def _ask_rate(self, *, faster: bool) -> None:
         self.pace.ask(faster)
         self._set_rate()
-        self.notify(f"refresh {self.pace.hz:g} times a second", timeout=2)
+        self.notify(f"{self.pace.hz:g} times a second", title="refresh", timeout=2)
 
     # Leaving
+
+    def exit(self, *args: Any, **kwargs: Any) -> None:
+        """Textual's; keys that were typed meanwhile open no screen."""
+        self.leaving = True
+        super().exit(*args, **kwargs)
 
     def action_leave(self) -> None:
         """Quits; asks while a run that was launched from here is going on."""

@@ -272,11 +272,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `fsdp-tui`; returns the exit code."""
     parsed = parse(sys.argv[1:] if argv is None else argv)
     from fsdp_tui.tui import commands
+    from fsdp_tui.tui.commands.common import say
 
     try:
         return commands.execute(parsed)
     except commands.CommandError as error:
-        print(f"fsdp-tui: {error}", file=sys.stderr)
+        say(f"fsdp-tui: {error}", aside=True)
         return error.exit_code
     except BrokenPipeError:  # the reader of our output went away, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -199,6 +199,21 @@ def shortened(text: str, width: int) -> str:
     return text if cell_len(text) <= width else fit(text, width)
 
 
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+def plain(text: str) -> str:
+    """Someone else's text without what a terminal obeys: no escape sequences, other control characters as "·", one line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "·" for c in _ESCAPES.sub("", text))
+
+
+def plain_lines(text: str) -> str:
+    """As `plain`, of a text of several lines."""
+    return text if text.isprintable() else "\n".join(plain(line) for line in text.split("\n"))
+
+
 def reading(name: str, value: Value) -> str:
     """A device's reading in the unit that its name ends in, as a person says it: "80.0 GiB", "312 W", "87 %", "61 °C"."""
     if name.endswith("_bytes"):

@@ -1,10 +1,16 @@
 """What is sent of a frame. Of a line that has changed Textual sends everything from its pane's left edge on; here it is the cells
-that have changed."""
+that have changed. And no control character that is in a text is sent."""
 
 from __future__ import annotations
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.control import Control
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+
+from fsdp_tui.tui.format import plain
 
 try:
     from textual._compositor import ChopsUpdate
@@ -24,6 +30,22 @@ class ChangedCells(ChopsUpdate):
                     parts.append(Control.move_to(x, y).segment.text)
                     parts.append(strip.crop(x - left, min(right, end) - left).render(console))
         return "".join(parts)
+
+
+class Harmless(LineFilter):
+    """Other programs' texts as `plain` has them, in the cells that their place was measured for: every widget's lines, frames,
+    titles and fields pass here."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        if all(text.isprintable() for text, _, _ in segments):
+            return segments
+        return [
+            segment if segment.control else Segment(_in_its_place(segment.text), segment.style) for segment in segments
+        ]
+
+
+def _in_its_place(text: str) -> str:
+    return set_cell_size(plain(text), cell_len(text))
 
 
 def exact(update: RenderableType | None) -> RenderableType | None:

@@ -123,3 +123,12 @@ def _go_to(terminal: Terminal, field: str) -> None:
             return
         terminal.type("tab")
     raise AssertionError(f"no field {field}\n{terminal.text}")
+
+
+def test_keys_behind_the_last_one(fsdp_tui: Program) -> None:
+    """Typed faster than the program can leave: it leaves, with nothing said."""
+    with Terminal(PROGRAM, fsdp_tui.environment, fsdp_tui.directory) as terminal:
+        terminal.until(r"\[0 Runs\]")
+        terminal.type("q13")
+        assert terminal.wait() == 0
+        assert b"NoMatches" not in terminal.written

@@ -121,6 +121,30 @@ async def test_quit_does_not_ask_when_our_run_has_ended() -> None:
         assert app.return_code == 0
 
 
+@pytest.mark.parametrize("key", ["1", "2", "3", "4", "5", "n", "question_mark", "ctrl+p"])
+async def test_a_key_after_the_last_one_opens_no_screen(key: str) -> None:
+    """None could be made any more: nothing is mounted once the program is being left."""
+    async with opened() as (app, pilot, _):
+        app.switch_mode("runs")
+        await settle(pilot)
+        app.exit(0)
+        await pilot.press(key)
+    assert app.return_code == 0
+    assert app._exception is None
+
+
+async def test_the_same_notice_is_up_once() -> None:
+    """A key that is pressed again and again does not cover the screen with what it says; other notices stay."""
+    async with opened(Recipe(ended="finished")) as (app, pilot, _):
+        app.notify("something else", markup=False)
+        await press(pilot, *"kkkk", *"ttt", *"==")
+        assert said(app).count("nothing to capture") == 1
+        assert said(app).count("theme") == 1
+        assert said(app).count("refresh") == 1
+        assert said(app).count("something else") == 1
+        assert len(app._notifications) == 4
+
+
 async def test_ctrl_c_twice() -> None:
     """The first says what the second will do, also from inside a field."""
     async with opened(own=True) as (app, pilot, _):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fsdp_tui.telemetry.rundir import RunError, resolve
 from fsdp_tui.tui.commands.asking import capture, hold, stacks_of, stop
-from fsdp_tui.tui.commands.common import CommandError
+from fsdp_tui.tui.commands.common import CommandError, say
 from fsdp_tui.tui.commands.keeping import list_all, list_presets, note_run, prune, remove_runs, show_queue
 from fsdp_tui.tui.commands.launching import launch
 from fsdp_tui.tui.commands.reading import compare_runs, export, logs, show_run, watch
@@ -38,11 +38,9 @@ def _config(parsed: argparse.Namespace) -> int:
     path = settings.config_path()
     found = settings.load(path)
     for problem in found.problems:
-        print(f"fsdp-tui: {problem}", file=sys.stderr)
+        say(f"fsdp-tui: {problem}", aside=True)
     if _is_stdout(path):
-        print(
-            f"fsdp-tui: the shell has emptied {path} before it could be read: these are the defaults", file=sys.stderr
-        )
+        say(f"fsdp-tui: the shell has emptied {path} before it could be read: these are the defaults", aside=True)
     sys.stdout.write(settings.written(found, path))
     return 1 if found.problems else 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ from fsdp_tui.telemetry.messages import ENDED, Capture
 from fsdp_tui.telemetry.report import show, stacks
 from fsdp_tui.telemetry.trace import summary
 from fsdp_tui.tui import tables
-from fsdp_tui.tui.commands.common import CommandError, opened, opened_to, ranks_of, write_text
+from fsdp_tui.tui.commands.common import CommandError, opened, opened_to, ranks_of, say, write_text
 from fsdp_tui.tui.commands.launching import StopNews, settled
 from fsdp_tui.tui.commands.reading import trace_document
 
@@ -28,20 +27,20 @@ COMMAND_PATIENCE_S = 60.0
 def stop(parsed: argparse.Namespace) -> int:
     with opened_to("stop", parsed.run) as client:
         run_id = client.entry.id
-        print(f"asked all ranks of run {run_id} to stop at their next step boundary", file=sys.stderr, flush=True)
+        say(f"asked all ranks of run {run_id} to stop at their next step boundary", aside=True, flush=True)
         client.command("stop")
         news = StopNews()
         while True:
             for text in news.of(client):
-                print(text, file=sys.stderr, flush=True)
+                say(text, aside=True, flush=True)
             if not client.live:
                 break
             client.poll(200)
     run = settled(client.entry.id)
     if parsed.json:
-        print(json.dumps(show(run)))
+        say(json.dumps(show(run)))
     else:
-        print(f"{client.entry.id} {tables.ending(run)}")
+        say(f"{client.entry.id} {tables.ending(run)}")
     return 0 if run.state in ENDED else 1
 
 
@@ -61,7 +60,7 @@ def hold(parsed: argparse.Namespace) -> int:
                 )
             client.poll(100)
         run = client.view()
-    print(json.dumps(show(run)) if parsed.json else f"{client.entry.id} {run.state} at step {run.steps:,}")
+    say(json.dumps(show(run)) if parsed.json else f"{client.entry.id} {run.state} at step {run.steps:,}")
     return 0
 
 
@@ -73,14 +72,14 @@ def capture(parsed: argparse.Namespace) -> int:
         asked = client.command("capture", ranks)
         there = (rank for rank, known in client.state.ranks.items() if known.hello and not known.goodbye)
         wanted = set(ranks or there)
-        print(f"asked ranks {', '.join(map(str, sorted(wanted)))} of run {run_id} for a step", file=sys.stderr)
+        say(f"asked ranks {', '.join(map(str, sorted(wanted)))} of run {run_id} for a step", aside=True)
         if client.state.state == "paused":
-            print("the run is paused: it is captured when it goes on", file=sys.stderr)
+            say("the run is paused: it is captured when it goes on", aside=True)
         found = _captures_arriving(client, asked.id, wanted)
     taken = [capture for capture in found if not capture.error]
     if parsed.output and taken:
         write_text(parsed.output, json.dumps(trace_document(parsed.format, run_id, taken)))
-    print(json.dumps([summary(capture) for capture in found]) if parsed.json else tables.captures(found))
+    say(json.dumps([summary(capture) for capture in found]) if parsed.json else tables.captures(found))
     return 0 if taken and len(taken) == len(found) else 1
 
 
@@ -109,9 +108,9 @@ def _until_they_train(client: RunClient, ranks: Sequence[int]) -> None:
             )
         if not told:
             told = True
-            print(
+            say(
                 f"ranks {missing} have not begun to train yet: waiting for that, {BEGIN_PATIENCE_S:.0f} s at most",
-                file=sys.stderr,
+                aside=True,
                 flush=True,
             )
         client.poll(100)
@@ -130,7 +129,7 @@ def _captures_arriving(client: RunClient, asked_id: str, wanted: set[int]) -> li
             for capture in known.captures:
                 if capture.id == asked_id and rank not in found:
                     found[rank] = capture
-                    print(tables.capture_line(capture), file=sys.stderr, flush=True)
+                    say(tables.capture_line(capture), aside=True, flush=True)
         if wanted <= found.keys():
             return [found[rank] for rank in sorted(found)]
         missing = ", ".join(str(rank) for rank in sorted(wanted - found.keys()))
@@ -159,11 +158,11 @@ def stacks_of(parsed: argparse.Namespace) -> int:
                 f"run {client.entry.id} is over ({client.view().state}), and nobody asked for stacks while it went on"
             )
     for rank in missing:
-        print(
+        say(
             f"rank {rank} does not answer: its process is stopped, or something holds Python's interpreter lock",
-            file=sys.stderr,
+            aside=True,
         )
-    print(json.dumps({"stacks": stacks(told), "missing": missing}) if parsed.json else tables.stacks(told))
+    say(json.dumps({"stacks": stacks(told), "missing": missing}) if parsed.json else tables.stacks(told))
     return 1 if missing else 0
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from fsdp_tui.telemetry.client import RunClient, open_run
 from fsdp_tui.telemetry.rundir import resolve, resolve_live
+from fsdp_tui.tui.format import plain_lines
 
 
 class CommandError(Exception):
@@ -16,6 +17,12 @@ class CommandError(Exception):
     def __init__(self, text: str, exit_code: int = 1) -> None:
         super().__init__(text)
         self.exit_code = exit_code
+
+
+def say(text: str, *, aside: bool = False, end: str = "\n", flush: bool = False) -> None:
+    """Prints a result, or a message `aside` to stderr. A run's texts are whoever's: what a terminal obeys in them is left out
+    (JSON has it escaped)."""
+    print(plain_lines(text), file=sys.stderr if aside else sys.stdout, end=end, flush=flush)
 
 
 @contextmanager
@@ -53,7 +60,7 @@ def sure(would: str, question: str, *, yes: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         raise CommandError(f"would {would}: say --yes")
-    print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
+    say(f"{question}? [y/N] ", end="", aside=True, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -61,7 +68,7 @@ def write_text(path: str, body: str) -> None:
     """Writes a file, and says so."""
     try:
         with open(path, "w", encoding="utf-8") as file:
-            file.write(body)
+            file.write(plain_lines(body))
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
-    print(f"wrote {path}", file=sys.stderr)
+    say(f"wrote {path}", aside=True)

@@ -15,7 +15,7 @@ from fsdp_tui.telemetry.report import finite
 from fsdp_tui.telemetry.rundir import RunEntry, list_runs, remove, resolve, write_note
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui import tables
-from fsdp_tui.tui.commands.common import CommandError, sure
+from fsdp_tui.tui.commands.common import CommandError, say, sure
 
 NAME_MOST = 30
 """Cells of a run's name in the list on a terminal."""
@@ -24,9 +24,9 @@ NAME_MOST = 30
 def list_all(parsed: argparse.Namespace) -> int:
     entries = list_runs()
     if parsed.json:
-        print(json.dumps([_entry(entry) for entry in entries]))
+        say(json.dumps([_entry(entry) for entry in entries]))
     elif not entries:
-        print("no runs yet: fsdp-tui demo starts one", file=sys.stderr)
+        say("no runs yet: fsdp-tui demo starts one", aside=True)
     else:
         now = time.time_ns()
         # One long name would push every row past the terminal; a file or a pipe gets all of it.
@@ -45,7 +45,7 @@ def list_all(parsed: argparse.Namespace) -> int:
             ]
             for entry in entries
         ]
-        print(tables.table(["id", "name", "state", "strategy", "ranks", "steps", "loss", "started", ""], rows, left=4))
+        say(tables.table(["id", "name", "state", "strategy", "ranks", "steps", "loss", "started", ""], rows, left=4))
     return 0
 
 
@@ -82,9 +82,9 @@ def note_run(parsed: argparse.Namespace) -> int:
             raise CommandError(str(error), exit_code=2) from None
         write_note(entry, note)
     if parsed.json:
-        print(json.dumps({"id": entry.id, "note": note.text, "tags": list(note.tags)}))
+        say(json.dumps({"id": entry.id, "note": note.text, "tags": list(note.tags)}))
     else:
-        print(f"{entry.id}  {note.line or 'no note'}")
+        say(f"{entry.id}  {note.line or 'no note'}")
     return 0
 
 
@@ -112,15 +112,15 @@ def show_queue(parsed: argparse.Namespace) -> int:
             }
             for item in known.items
         ]
-        print(json.dumps(document))
+        say(json.dumps(document))
     elif not known.items:
-        print("nothing is queued: a and w on the Launch screen queue launches", file=sys.stderr)
+        say("nothing is queued: a and w on the Launch screen queue launches", aside=True)
     else:
         rows = [
             [str(at), item.name, item.state, item.spec.requested or fmt.OWN, item.run_id or fmt.UNKNOWN, item.reason]
             for at, item in enumerate(known.items, 1)
         ]
-        print(tables.table(["", "name", "state", "strategy", "run", ""], rows, left=6))
+        say(tables.table(["", "name", "state", "strategy", "run", ""], rows, left=6))
     return 0
 
 
@@ -128,7 +128,7 @@ def save_preset(name: str, spec: LaunchSpec) -> int:
     if spec.target != "demo" and not spec.script:
         raise CommandError("which script? expected fsdp-tui run --save-preset NAME [options] SCRIPT [arguments]", 2)
     path = presets.save(name, spec)
-    print(f"saved {path}; fsdp-tui run --preset {name} launches it", file=sys.stderr)
+    say(f"saved {path}; fsdp-tui run --preset {name} launches it", aside=True)
     return 0
 
 
@@ -137,9 +137,9 @@ def list_presets(parsed: argparse.Namespace) -> int:
         return _remove_preset(parsed.rm, yes=parsed.yes)
     found, damaged = presets.listed()
     for problem in damaged:
-        print(f"fsdp-tui: {problem}", file=sys.stderr)
+        say(f"fsdp-tui: {problem}", aside=True)
     if parsed.json:
-        print(
+        say(
             json.dumps(
                 [
                     {
@@ -154,9 +154,9 @@ def list_presets(parsed: argparse.Namespace) -> int:
         )
     elif found:
         rows = [[preset.name, command_text(preset.spec), str(preset.path)] for preset in found]
-        print(tables.table(["name", "launches", "kept in"], rows, left=3))
+        say(tables.table(["name", "launches", "kept in"], rows, left=3))
     elif not damaged:
-        print("no presets yet: fsdp-tui run --save-preset NAME [options] SCRIPT saves one", file=sys.stderr)
+        say("no presets yet: fsdp-tui run --save-preset NAME [options] SCRIPT saves one", aside=True)
     return 1 if damaged else 0
 
 
@@ -166,7 +166,7 @@ def _remove_preset(name: str, *, yes: bool) -> int:
     if not sure(delete, delete, yes=yes):
         return 1
     presets.remove(preset)
-    print(f"deleted {preset.path}", file=sys.stderr)
+    say(f"deleted {preset.path}", aside=True)
     return 0
 
 
@@ -177,9 +177,9 @@ def remove_runs(parsed: argparse.Namespace) -> int:
         return 1
     for entry in entries:
         remove(entry)
-        print(f"deleted {entry.id}", file=sys.stderr)
+        say(f"deleted {entry.id}", aside=True)
     if parsed.json:
-        print(json.dumps({"deleted": [entry.id for entry in entries]}))
+        say(json.dumps({"deleted": [entry.id for entry in entries]}))
     return 0
 
 
@@ -194,9 +194,9 @@ def prune(parsed: argparse.Namespace) -> int:
     old = ended[parsed.keep :]
     kept = "none is kept" if not parsed.keep else f"the newest {parsed.keep} are kept"
     if not old:
-        print(f"nothing to delete of {_runs_of(len(ended))} that ended; {kept} (--keep)", file=sys.stderr)
+        say(f"nothing to delete of {_runs_of(len(ended))} that ended; {kept} (--keep)", aside=True)
         if parsed.json:
-            print(json.dumps({"deleted": []}))
+            say(json.dumps({"deleted": []}))
         return 0
     if not sure(
         f"delete {_runs_of(len(old))}; {kept} (--keep)",
@@ -206,7 +206,7 @@ def prune(parsed: argparse.Namespace) -> int:
         return 1
     for entry in old:
         remove(entry)
-    print(f"deleted {_runs_of(len(old))}; {kept} (--keep)", file=sys.stderr)
+    say(f"deleted {_runs_of(len(old))}; {kept} (--keep)", aside=True)
     if parsed.json:
-        print(json.dumps({"deleted": [entry.id for entry in old]}))
+        say(json.dumps({"deleted": [entry.id for entry in old]}))
     return 0

@@ -25,7 +25,7 @@ from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui import tables
 from fsdp_tui.tui.cli import spec_from
-from fsdp_tui.tui.commands.common import CommandError
+from fsdp_tui.tui.commands.common import CommandError, say
 from fsdp_tui.tui.commands.keeping import save_preset
 
 SUCCESS = frozenset({"finished", "stopped"})
@@ -47,7 +47,7 @@ def launch(parsed: argparse.Namespace) -> int:
     if spec.steps is None and spec.target == "demo":  # a script ends by itself
         spec = msgspec.structs.replace(spec, steps=BRIEF_STEPS)
     run = train(spec)
-    print(json.dumps(show(run)) if parsed.json else tables.summary(run))
+    say(json.dumps(show(run)) if parsed.json else tables.summary(run))
     return 0 if run.state in SUCCESS else 1
 
 
@@ -185,7 +185,7 @@ class ProgressLine:
             return
         self._steps = run.steps
         self._next = now + (0.25 if self._terminal else REPORT_EVERY_S)
-        text = self._prefix + tables.progress(run)
+        text = fmt.plain(self._prefix + tables.progress(run))
         if self._terminal:
             width = os.get_terminal_size(sys.stderr.fileno()).columns
             sys.stderr.write("\r\x1b[K" + text[: max(1, width - 1)])
@@ -196,7 +196,7 @@ class ProgressLine:
 
     def say(self, text: str) -> None:
         self.end()
-        print(self._prefix + text, file=sys.stderr, flush=True)
+        say(self._prefix + text, aside=True, flush=True)
 
     def end(self) -> None:
         if self._open:

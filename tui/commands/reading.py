@@ -21,14 +21,14 @@ from fsdp_tui.telemetry.trace import perfetto, plain
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui import tables
-from fsdp_tui.tui.commands.common import CommandError, opened, ranks_of, write_text
+from fsdp_tui.tui.commands.common import CommandError, opened, ranks_of, say, write_text
 from fsdp_tui.tui.comparison import FORMATS, as_text
 
 
 def show_run(parsed: argparse.Namespace) -> int:
     with opened(parsed.run) as client:
         run = client.view()
-    print(json.dumps(show(run)) if parsed.json else tables.summary(run))
+    say(json.dumps(show(run)) if parsed.json else tables.summary(run))
     return 0
 
 
@@ -44,7 +44,7 @@ def watch(parsed: argparse.Namespace) -> int:
         run = client.view()
         _print_steps(run, printed, as_json=parsed.json)
         if not parsed.json:
-            print(tables.ending(run))
+            say(tables.ending(run))
     return 0
 
 
@@ -63,9 +63,9 @@ def _print_steps(run: RunView, printed: int, *, as_json: bool) -> int:
                 "tokens_per_s": finite(float(series.tokens_per_s[at])),
                 "samples_per_s": finite(float(series.samples_per_s[at])),
             }
-            print(json.dumps(record), flush=True)
+            say(json.dumps(record), flush=True)
         else:
-            print(
+            say(
                 f"step {step:,}  loss {fmt.number(loss if series.loss_known[at] else None)}  step {fmt.duration(step_ns)}"
                 f"  {fmt.rate(rate)} {run.throughput.unit}",
                 flush=True,
@@ -87,7 +87,7 @@ def logs(parsed: argparse.Namespace) -> int:
 
     if parsed.json:
         body = b"".join(follow_log(entry, rank, follow=parsed.follow))
-        print(json.dumps({"id": entry.id, "rank": rank, "text": body.decode(errors="replace")}))
+        say(json.dumps({"id": entry.id, "rank": rank, "text": body.decode(errors="replace")}))
         return 0
     for chunk in follow_log(entry, rank, follow=parsed.follow):
         sys.stdout.buffer.write(chunk)
@@ -112,7 +112,7 @@ def export(parsed: argparse.Namespace) -> int:
     if parsed.output:
         write_text(parsed.output, json.dumps(document))
     else:
-        print(json.dumps(document))
+        say(json.dumps(document))
     return 0
 
 
@@ -136,7 +136,7 @@ def _export_steps(entry: RunEntry, ranks: Sequence[int], output: str | None) -> 
             raise CommandError(f"cannot write {output}: {error.strerror}") from None
     except RecordingError as error:
         raise CommandError(f"run {entry.id}: {error}") from None
-    print(f"wrote {output}", file=sys.stderr)
+    say(f"wrote {output}", aside=True)
     return 0
 
 
@@ -157,5 +157,5 @@ def compare_runs(parsed: argparse.Namespace) -> int:
     if parsed.output:
         write_text(parsed.output, body)
     else:
-        sys.stdout.write(body)
+        say(body, end="")
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from fsdp_tui.telemetry.rundir import RunError
 from fsdp_tui.telemetry.strategy import SWEEP, StrategyError, parse_strategies
 from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import tables
-from fsdp_tui.tui.commands.common import CommandError
+from fsdp_tui.tui.commands.common import CommandError, say
 from fsdp_tui.tui.commands.launching import SUCCESS, spec_of, train
 from fsdp_tui.tui.comparison import as_text
 
@@ -67,28 +66,26 @@ def sweep_strategies(parsed: argparse.Namespace) -> int:
             prefix = f"[{at}/{len(trials)}] {text}  "
             if found:
                 results.append(_Trial(text, refused=found[0].text))
-                print(prefix + found[0].text, file=sys.stderr)
+                say(prefix + found[0].text, aside=True)
                 continue
             try:
                 run = train(one, prefix)
             except (CommandError, RunError) as error:
                 results.append(_Trial(text, refused=str(error)))
-                print(prefix + str(error), file=sys.stderr)
+                say(prefix + str(error), aside=True)
                 continue
             results.append(_Trial(text, run))
             if run.ended is not None and run.state == "stopped" and run.steps < (one.steps or 0):
                 break  # Ctrl-C means the sweep, not this strategy alone
     except KeyboardInterrupt:
-        print("sweep stopped", file=sys.stderr)
+        say("sweep stopped", aside=True)
     worked = [trial.run for trial in results if trial.worked and trial.run is not None]
     failed = [trial.failure() for trial in results if not trial.worked]
     if parsed.json:
-        print(
-            json.dumps({**compare(worked), "failed": failed} if worked else {"runs": [], "rows": [], "failed": failed})
-        )
+        say(json.dumps({**compare(worked), "failed": failed} if worked else {"runs": [], "rows": [], "failed": failed}))
     else:
         if worked:
-            print(as_text(worked))
+            say(as_text(worked))
         if failed:
-            print(tables.failures(failed))
+            say(tables.failures(failed))
     return 0 if len(worked) == len(trials) else 1

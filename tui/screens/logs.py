@@ -15,19 +15,18 @@ from textual.widgets import Input
 from fsdp_tui.telemetry.launch import printed_elsewhere
 from fsdp_tui.telemetry.rundir import RunEntry
 from fsdp_tui.tui.filters import FilterError
+from fsdp_tui.tui.format import plain
 from fsdp_tui.tui.keys import LOGS, bindings_of
 from fsdp_tui.tui.screens.base import View, subtitle_of, title_of
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop
 from fsdp_tui.tui.widgets.chrome import Header, HeaderFacts, Tabs
-from fsdp_tui.tui.widgets.findings import clean
 from fsdp_tui.tui.widgets.table import Table, paragraph
 
 KEEP_BYTES = 1 << 20
 """Of a long log the screen holds the newest so many bytes; the file has all of it."""
 KEEP_LINES = 20_000
 LAUNCHER = -1
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 class Tail:
@@ -59,9 +58,7 @@ class Tail:
             return False
         *whole, self._rest = body.split(b"\n")
         # A progress bar rewrites its line: the last state of it is what a terminal would show.
-        self.lines += [
-            clean(_ESCAPES.sub("", line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])) for line in whole
-        ]
+        self.lines += [plain(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]) for line in whole]
         if len(self.lines) > KEEP_LINES:
             del self.lines[:-KEEP_LINES]
             self.cut = True
@@ -70,7 +67,7 @@ class Tail:
     @property
     def text(self) -> list[str]:
         """The lines, and the one that is not finished yet."""
-        rest = clean(_ESCAPES.sub("", self._rest.decode(errors="replace").rpartition("\r")[2]))
+        rest = plain(self._rest.decode(errors="replace").rpartition("\r")[2])
         return [*self.lines, rest] if rest else self.lines
 
 

@@ -174,7 +174,7 @@ def write_verdicts(run: RunView, width: int, keyed: Keyed = with_keys) -> list[R
     if run.ended and run.ended.log_tail:
         rows += [crop([], width), crop([("last lines of its log", QUIET)], width)]
         for line in run.ended.log_tail:
-            rows += paragraph(clean(line), width)
+            rows += paragraph(line, width)
     return rows
 
 
@@ -230,8 +230,3 @@ def peak_spread(run: RunView) -> str:
         f"peaks {unit.name}: min {fmt.in_unit(peaks[0][0], unit)}  median {fmt.in_unit(middle, unit)}"
         f"  max {fmt.in_unit(peaks[-1][0], unit)} (rank {peaks[-1][1]})"
     )
-
-
-def clean(text: str) -> str:
-    """One line of someone else's output without what would move our cursor."""
-    return "".join(char if char.isprintable() else " " if char == "\t" else "·" for char in text.rstrip("\r\n"))

@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
-from fsdp_tui.tui.format import GLUE, count, fit, glued
+from fsdp_tui.tui.format import GLUE, count, fit, glued, plain
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Chart, Row, crop, row_width
 
@@ -142,7 +142,7 @@ def paragraph(
     taken = sum(len(piece) for piece, _ in lead)
     indent = min(indent or taken, max(0, width - 8))
     lines = textwrap.wrap(
-        glued(text),
+        glued(plain(text)),
         max(1, width),
         initial_indent=" " * taken,
         subsequent_indent=" " * indent,

@@ -331,6 +331,25 @@ def test_rm_asks_before_it_deletes(
     assert list_runs() == []
 
 
+def test_control_characters_of_a_run_stay_off_the_terminal_and_whole_in_json(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the list, in messages and in errors; the columns stay aligned."""
+    name = "boom \x1b[31mred\x1b[0m"
+    for at_s, text in enumerate((name, "plain")):
+        kept(text, at_s)
+    assert main(["runs"]) == 0
+    printed = capsys.readouterr().out
+    assert "boom red" in printed
+    assert printed.replace("\n", "").isprintable()
+    heading, *rows = printed.splitlines()
+    assert {row.index("finished") for row in rows} == {heading.index("state")}
+    assert main(["show", name]) == 1
+    assert capsys.readouterr().err.replace("\n", "").isprintable()
+    assert main(["runs", "--json"]) == 0
+    assert name in {run["name"] for run in json.loads(capsys.readouterr().out)}
+
+
 def test_a_long_name_does_not_push_the_list_off_the_terminal(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,14 @@ def test_axis_labels_share_their_decimals() -> None:
     assert words.axis([-1.0, 0.0, 1.0]) == ["−1", "0", "1"]
 
 
+def test_plain_text_moves_no_cursor_and_sets_no_colour() -> None:
+    """Sequences go whole, other control characters are seen; text of any script stays."""
+    assert words.plain("a \x1b[1;31mred\x1b[0m \x1b]0;title\x07b\x1b(") == "a red b·("
+    assert words.plain("\x03\x9b2J\ttab\r") == "··2J tab "
+    assert words.plain("損失 0.5 – Größe\u3000µ") == "損失 0.5 – Größe µ"
+    assert words.plain_lines("one\x1b[K\n\ttwo\n") == "one\n two\n"
+
+
 def test_fit_says_that_it_cut() -> None:
     assert words.fit("abc", 5) == "abc  "
     assert words.fit("abcdef", 4) == "abc…"
