@@ -12,22 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from fsdp_tui.telemetry.advice import advise
+from fsdp_tui.telemetry.advice import advise, unfit
 from fsdp_tui.telemetry.bandwidth import note
 from fsdp_tui.telemetry.launch import SHARDING
 from fsdp_tui.telemetry.losses import last_loss, losses, lost
 from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES, Structure
+from fsdp_tui.telemetry.spread import apart, differ, spread_of
 from fsdp_tui.telemetry.trace import summary
 from fsdp_tui.telemetry.view import (
     Collective,
     CollectiveStats,
+    Floats,
     Progress,
     RankView,
     RunView,
     UnitView,
     as_dict,
+    highest,
     model_states,
-    total,
+    worst,
 )
 from fsdp_tui.telemetry.volume import traffic
 from fsdp_tui.telemetry.wording import told_apart
@@ -284,19 +287,13 @@ def _stats(stats: CollectiveStats) -> dict[str, Any]:
 
 
 Value = int | float | None
-Better = Callable[[Sequence[float]], float]
-
-
-def _worst(run: RunView, read: Callable[[RankView], int | None]) -> int | None:
-    """The largest over ranks; not known when one rank's is not."""
-    values = [read(rank) for rank in run.ranks]
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
+Better = Callable[..., int]
+"""`min` or `max`."""
 
 
 METRICS: tuple[tuple[str, str, Callable[[RunView], Value], Better | None], ...] = (
-    ("model_states", "bytes", lambda run: _worst(run, lambda rank: model_states(rank.memory)), min),
-    ("peak", "bytes", lambda run: _worst(run, lambda rank: total(rank.peak)), min),
+    ("model_states", "bytes", lambda run: worst(run, lambda rank: model_states(rank.memory)), min),
+    ("peak", "bytes", lambda run: worst(run, highest), min),
     ("all_gather", "bytes", lambda run: run.comm.all_gather_bytes, None),
     ("reduce_scatter", "bytes", lambda run: run.comm.reduce_scatter_bytes, None),
     ("all_reduce", "bytes", lambda run: run.comm.all_reduce_bytes, None),
@@ -310,6 +307,12 @@ METRICS: tuple[tuple[str, str, Callable[[RunView], Value], Better | None], ...] 
 by itself: a strategy that gathers more is not a worse one."""
 THROUGHPUT = ("tokens_per_s", "samples_per_s")
 """Of these there is one row: samples where nobody counts tokens."""
+PER_STEP: Mapping[str, Callable[[RunView], Floats]] = {
+    "step_time": lambda run: run.series.step_ns,
+    "tokens_per_s": lambda run: run.series.tokens_per_s,
+    "samples_per_s": lambda run: run.series.samples_per_s,
+}
+"""Metrics that vary from step to step, and what each step's was."""
 
 
 def finite(value: Value) -> Value:
@@ -332,17 +335,33 @@ def compare(runs: Sequence[RunView]) -> dict[str, Any]:
 
 
 def metrics(runs: Sequence[RunView]) -> list[dict[str, Any]]:
-    """A row per metric: its unit, the value of each run, and the index of the best where one is. A loss may be NaN."""
+    """A row per metric: its unit, the value of each run, the index of the best where one is, and which cannot be told apart from
+    it (`alike`, itself too). A loss may be NaN.
+
+    A row has a best where one run at least is worse by more than steps vary by. Runs that recommend nothing are never best.
+    """
     rows = []
     counted = "tokens_per_s" if any(run.throughput.unit == "tokens/s" for run in runs) else "samples_per_s"
+    fit = [at for at, run in enumerate(runs) if not unfit(run)]
     for metric, unit, read, better in METRICS:
         if metric in THROUGHPUT and metric != counted:
             continue
         values = [read(run) for run in runs]
-        known = [value for value in values if value is not None]
-        best = values.index(better(known)) if better and len(known) > 1 and len(set(known)) > 1 else None
-        rows.append({"metric": metric, "unit": unit, "values": values, "best": best})
+        known = [at for at in fit if values[at] is not None]
+        best = better(known, key=values.__getitem__) if better and known else None
+        alike = [at for at in known if best is not None and not _told_apart(metric, runs, values, best, at)]
+        if len(alike) == len(known):
+            best, alike = None, []
+        rows.append({"metric": metric, "unit": unit, "values": values, "best": best, "alike": alike})
     return rows
+
+
+def _told_apart(metric: str, runs: Sequence[RunView], values: Sequence[Value], one: int, other: int) -> bool:
+    """Whether two runs differ in a metric by more than their steps vary by."""
+    if metric in PER_STEP:
+        first, second = (spread_of(PER_STEP[metric](runs[at])) for at in (one, other))
+        return first is not None and second is not None and differ(first, second)
+    return apart(values[one] or 0, values[other] or 0)
 
 
 def _advice(runs: Sequence[RunView]) -> dict[str, Any] | None:
@@ -488,7 +507,7 @@ def theory(run: RunView) -> dict[str, Any]:
     return {
         "model_states": {
             "expected": run.ideal_state_bytes,
-            "measured": _worst(run, lambda rank: model_states(rank.memory)),
+            "measured": worst(run, lambda rank: model_states(rank.memory)),
         },
         "communication": None
         if found is None

@@ -47,6 +47,7 @@ from fsdp_tui.telemetry.messages import (
     Structure,
     Where,
 )
+from fsdp_tui.telemetry.spread import NEWEST, newest
 from fsdp_tui.telemetry.steps import NO_STEPS, StepFigures, StepMedians, first_step
 from fsdp_tui.telemetry.view import (
     BUCKETS,
@@ -61,7 +62,7 @@ from fsdp_tui.telemetry.view import (
     typical,
 )
 
-STEP_WINDOW, LEAST_STEP_WINDOW = 512, 64
+STEP_WINDOW, LEAST_STEP_WINDOW = NEWEST, 64
 """Steps per rank that medians of step time, phases and overhead are taken over; fewer when ranks x steps would be more than"""
 STEP_ROWS = 16_384
 COMM_WINDOW, LEAST_COMM_WINDOW = 128, 24
@@ -394,8 +395,7 @@ class RunState(msgspec.Struct, dict=True):
             for at, nbytes in enumerate(lead.buckets if lead else ())
         )
         series = self._series()
-        later = series.step_ns[1:][-STEP_WINDOW:]
-        later = later[later > 0]
+        later = newest(series.step_ns)
         probes: dict[str, str] = {}
         for structure in structures:
             for probe, said in structure.probes.items():
@@ -601,8 +601,7 @@ def _usual_count(rank: RankState, name: str) -> int | None:
 
 def _recent_rate(per_step: NDArray[np.float64]) -> float | None:
     """The usual rate of late; the first step holds warm-up."""
-    late = per_step[1:][-STEP_WINDOW:]
-    late = late[np.isfinite(late)]
+    late = newest(per_step)
     return float(np.median(late)) if late.size else None
 
 

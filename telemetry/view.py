@@ -51,6 +51,18 @@ def total(column: Column) -> int | None:
     return column[len(CATEGORIES)] if len(column) > len(CATEGORIES) else None
 
 
+def worst(run: RunView, read: Callable[[RankView], int | None]) -> int | None:
+    """The largest over ranks; not known when one rank's is not."""
+    values = [read(rank) for rank in run.ranks]
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def highest(rank: RankView) -> int | None:
+    """Bytes of a rank's highest peak so far; of the newest step looked at where nobody has kept more."""
+    return total(rank.peak) if rank.highest_bytes is None else rank.highest_bytes
+
+
 def typical(values: Sequence[int | None]) -> int | None:
     """The value in the middle, the lower one of two, so that a rank of two can stand out; None when one is not known."""
     known = [value for value in values if value is not None]

@@ -25,7 +25,7 @@ from fsdp_tui.telemetry.report import (
     settings,
     theory,
 )
-from fsdp_tui.telemetry.view import RankView, RunView, model_states, total
+from fsdp_tui.telemetry.view import RankView, RunView, highest, model_states, worst
 from fsdp_tui.telemetry.wording import told_apart
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.tables import LABELS, amount, column_name, share_lines, table
@@ -34,7 +34,7 @@ from fsdp_tui.tui.widgets.bars import Bars, Column, group_bytes, round_scale
 
 CLOSE, NEAR = 0.05, 0.15
 """Relative distances from theory up to which a measurement matches it, and up to which it is only near."""
-FOOTNOTE = "* best of its row; memory of the fullest rank, times and bytes per step and rank"
+FOOTNOTE = "* best of its row, or as good; memory of the fullest rank, times and bytes per step and rank"
 
 
 class Finding(NamedTuple):
@@ -56,16 +56,17 @@ def findings(runs: Sequence[RunView], labels: Sequence[str]) -> list[Finding]:
     if (advice := advise(runs, labels)) is not None:
         found.append(Finding("advice", advice.text))
     elif out := left_out(runs, labels):
-        found.append(Finding("warn", f"no run to choose: {out}"))
+        found.append(Finding("warn", f"no two runs to choose between: {out}"))
     found += [_losses(runs, labels), *_sameness(runs)]
     found += [Finding("ok", line) for line in share_lines(runs, labels)]
     return [*found, *(_against_theory(label, run) for label, run in zip(labels, runs, strict=True))]
 
 
 def _losses(runs: Sequence[RunView], labels: Sequence[str]) -> Finding:
-    verdict = equivalence(runs)
+    said = losses_word(runs)
     gone = [(label, found) for label, run in zip(labels, runs, strict=True) if (found := lost(run))]
     parts = [f"{label} has no number ({found.word}) {found.when}" for label, found in gone]
+    verdict = equivalence(runs)
     if steps := verdict["steps_compared"]:
         parts.append(
             f"largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)} over {steps:,} steps,"
@@ -73,16 +74,21 @@ def _losses(runs: Sequence[RunView], labels: Sequence[str]) -> Finding:
         )
     else:
         parts.append("no step has a number in all runs")
-    severity = "bad" if gone or verdict["agrees"] is False else "note" if verdict["agrees"] is None else "ok"
-    return Finding(severity, f"losses {losses_word(runs)}: {'; '.join(parts)}")
+    return said._replace(text=f"{said.text}: {'; '.join(parts)}")
 
 
-def losses_word(runs: Sequence[RunView]) -> str:
-    """What the losses of these runs do: "agree", "differ", or cannot be compared, yet if any is still to come."""
+def losses_word(runs: Sequence[RunView]) -> Finding:
+    """What the losses of these runs do against the first one's, in a few words: the one place that says it."""
     agrees = equivalence(runs)["agrees"]
+    gone = [found for run in runs if (found := lost(run))]
+    if agrees is False:
+        return Finding("bad", "losses differ")
+    if any(found.still for found in gone):
+        return Finding("bad", "losses are no numbers any more")
     if agrees is None:
-        return "cannot be compared yet" if any(run.ended is None for run in runs) else "cannot be compared"
-    return "agree" if agrees else "differ"
+        yet = " yet" if any(run.ended is None for run in runs) else ""
+        return Finding("bad" if gone else "note", f"losses cannot be compared{yet}")
+    return Finding("warn", "losses agree where they are numbers") if gone else Finding("ok", "losses agree")
 
 
 def _sameness(runs: Sequence[RunView]) -> list[Finding]:
@@ -171,7 +177,7 @@ def as_markdown(runs: Sequence[RunView]) -> str:
     lines += [f"| {row[0]} | {' | '.join(map(_plain, row[1:]))} |" for row in _cells(runs, "**{}**", "{}")]
     for name, pairs in theory_rows(runs):
         lines.append(f"| {name}, by theory | {' | '.join(map(fmt.size, (expected for expected, _ in pairs)))} |")
-    lines += ["", "**best of its row**; memory of the fullest rank, times and bytes per step and rank.", ""]
+    lines += ["", "**best of its row**, or as good; memory of the fullest rank, times and bytes per step and rank.", ""]
     lines += [f"- {one.mark} {_plain(one.text)}" for one in findings(runs, labels)]
     lines += ["", "| run | id | state | steps |", "| --- | --- | --- | ---: |"]
     for label, run in zip(labels, runs, strict=True):
@@ -188,7 +194,7 @@ def _plain(text: str) -> str:
 
 
 def _cells(runs: Sequence[RunView], best: str, other: str) -> list[list[str]]:
-    """A row per metric, its name first; the best of a row in its form."""
+    """A row per metric, its name first; the best of a row, and what cannot be told apart from it, in their form."""
     kinds = {name: unit for name, unit, _, _ in METRICS}
     rows = []
     for row in metrics(runs):
@@ -196,7 +202,7 @@ def _cells(runs: Sequence[RunView], best: str, other: str) -> list[list[str]]:
         rows.append(
             [
                 LABELS[row["metric"]],
-                *((best if at == row["best"] else other).format(cell) for at, cell in enumerate(cells)),
+                *((best if at in row["alike"] else other).format(cell) for at, cell in enumerate(cells)),
             ]
         )
     return rows
@@ -321,7 +327,7 @@ def _draw_memory(picture: _Picture, runs: Sequence[RunView]) -> None:
             picture.box(left + bars.ideal[at] * per_byte - 1.5, y - 2, 3, 21, "ideal")
         if np.isfinite(bars.peak[at]):
             picture.box(left + bars.peak[at] * per_byte - 0.5, y, 1, 17, "peak")
-        peak, states = (fmt.in_unit(value, bars.unit) for value in (bars.total[at], _states(runs[at])))
+        peak, states = (fmt.in_unit(value, bars.unit) for value in (bars.peak[at], _states(runs[at])))
         picture.text(WIDE - PAD, picture.y, f"peak {peak}  states {states}", anchor="end")
         picture.y += 24
     x = left
@@ -333,7 +339,8 @@ def _draw_memory(picture: _Picture, runs: Sequence[RunView]) -> None:
     picture.text(
         left,
         picture.y,
-        f"thick line: states by theory · thin line: highest peak so far · right edge {fmt.size(bars.scale_bytes)}",
+        "bar: the newest step looked at · thick line: states by theory · thin line, and peak: highest so far"
+        f" · right edge {fmt.size(bars.scale_bytes)}",
         "quiet",
     )
     picture.y += LINE
@@ -433,16 +440,17 @@ def names(runs: Sequence[RunView]) -> list[str]:
 
 
 def fullest(run: RunView) -> RankView | None:
-    """The rank with the highest peak."""
-    return max(run.ranks, key=lambda rank: total(rank.peak) or 0, default=None)
+    """The rank with the highest peak so far."""
+    return max(run.ranks, key=lambda rank: highest(rank) or 0, default=None)
 
 
 def run_bars(runs: Sequence[RunView], cursor: int | None) -> Bars:
-    """A bar per run: its fullest rank at the peak, and the states that theory gives it."""
+    """A bar per run: its fullest rank at the peak of the newest step looked at, its highest peak so far, and the states that
+    theory gives it."""
     full = [fullest(run) for run in runs]
     device = any(rank is not None and rank.hello is not None and rank.hello.device.startswith("cuda") for rank in full)
     groups, whole = group_bytes([rank.peak or None if rank else None for rank in full], device=device)
-    peak = np.array([rank.highest_bytes if rank else None for rank in full], dtype=float)
+    peak = np.array([worst(run, highest) for run in runs], dtype=float)
     ideal = np.array([run.ideal_state_bytes for run in runs], dtype=float)
     states = [_states(run) for run in runs]
     known = np.concatenate([whole[np.isfinite(whole)], peak[np.isfinite(peak)], ideal[np.isfinite(ideal)]])
@@ -459,7 +467,7 @@ def run_bars(runs: Sequence[RunView], cursor: int | None) -> Bars:
         scale_bytes=scale,
         unit=unit,
         columns=[
-            Column("peak", whole, essential=True),
+            Column("peak", peak, essential=True),
             Column("states", [float("nan") if value is None else float(value) for value in states], essential=True),
             Column("theory", theory),
             Column("off", off),
@@ -472,6 +480,4 @@ def run_bars(runs: Sequence[RunView], cursor: int | None) -> Bars:
 
 
 def _states(run: RunView) -> int | None:
-    held = [model_states(rank.memory) for rank in run.ranks]
-    known = [value for value in held if value is not None]
-    return max(known) if known and len(known) == len(held) else None
+    return worst(run, lambda rank: model_states(rank.memory))

@@ -12,7 +12,7 @@ from fsdp_tui.telemetry.losses import last_loss
 from fsdp_tui.telemetry.messages import CATEGORIES, PHASES, TOTAL_CATEGORIES, Capture
 from fsdp_tui.telemetry.peak import why
 from fsdp_tui.telemetry.stalls import doing
-from fsdp_tui.telemetry.view import RankView, RunView, category, model_states, total
+from fsdp_tui.telemetry.view import RankView, RunView, category, highest, model_states, total
 from fsdp_tui.tui import format as fmt
 
 MARKS = {"ok": "✓", "note": "·", "warn": "!", "bad": "✗"}
@@ -32,6 +32,7 @@ LABELS = {
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Aligned columns: the first `left` to the left, the others to the right."""
+    rows = [[fmt.plain(cell) for cell in row] for row in rows]
     widths = [max(cell_len(row[at]) for row in (header, *rows)) for at in range(len(header))]
     lines = []
     for row in (header, *rows):
@@ -47,7 +48,7 @@ def progress(run: RunView) -> str:
     """One line about a run as it goes."""
     planned = run.launched.steps if run.launched else None
     steps = f"step {run.steps:,}" + (f"/{planned:,}" if planned else "")
-    peak = max((peak for rank in run.ranks if (peak := total(rank.peak)) is not None), default=None)
+    peak = max((peak for rank in run.ranks if (peak := highest(rank)) is not None), default=None)
     return "  ".join(
         (
             steps,
@@ -153,15 +154,16 @@ def _count(number: int, what: str) -> str:
 
 
 def memory_table(ranks: Sequence[RankView]) -> str:
-    """Bytes per category when the optimizer has stepped, and the total at the peak, a row per rank.
+    """Bytes per category when the optimizer has stepped and their total, and the highest peak of all steps so far, which they do
+    not add up to; a row per rank.
 
     Each in its own unit: gathered parameters of a small model are KiB beside activations of MiB.
     """
     shown = [name for name in CATEGORIES if any(category(rank.memory, name) for rank in ranks)]
     columns = [[category(rank.memory, name) for rank in ranks] for name in shown]
-    columns += [[total(rank.memory) for rank in ranks], [total(rank.peak) for rank in ranks]]
+    columns += [[total(rank.memory) for rank in ranks], [highest(rank) for rank in ranks]]
     rows = [[str(rank.rank), *(fmt.size(column[at]) for column in columns)] for at, rank in enumerate(ranks)]
-    return table(["rank", *shown, "total", "peak"], rows)
+    return table(["rank", *shown, "total", "peak so far"], rows)
 
 
 def unit_table(run: RunView) -> str:
