@@ -73,11 +73,9 @@ class Zooming(View):
             pane.set_class(pane is zoomed, "-alone")
 
     def action_zoom(self) -> None:
-        """The focused pane alone, or all of them again."""
-        wanted = None if self.zoomed is not None else self.focused
-        if wanted is not None and not wanted.has_class("pane"):
-            return
-        self.zoomed = wanted
+        """The focused pane alone, the first where none is, or all of them again."""
+        pane = self.focused if self.focused is not None and self.focused.has_class("pane") else None
+        self.zoomed = (pane or self.query(".pane.first").first()) if self.zoomed is None else None
         self.on_tick()
 
     def action_back(self) -> None:

@@ -190,7 +190,8 @@ def past_text(place: Place, now: RunView, now_ns: int) -> str:
     when = f" · {fmt.clock(max(0, since))} {words}" if since is not None else ""
     if place.fetching and not place.playing:
         when += " · …"
-    return f"{sign} step {place.step:,} of {place.last:,}{when}"
+    # The newest steps are not all ranks' yet: as far as the header says that the run has come.
+    return f"{sign} step {place.step:,} of {max(place.step, now.steps or place.last):,}{when}"
 
 
 def now_text(now: RunView) -> str:
