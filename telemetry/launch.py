@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -221,40 +221,42 @@ class Problem(NamedTuple):
     text: str
 
 
-def problems(spec: LaunchSpec, machine: Machine) -> list[Problem]:
-    """Everything that would make this launch fail, each in one sentence; an empty list means go."""
-    return list(_problems(spec, machine))
+def problems(spec: LaunchSpec, machine: Machine, unread: Collection[str] = ()) -> list[Problem]:
+    """Everything that would make this launch fail, each in one sentence; an empty list means go.
+
+    `unread`: options that were given and could not be read; `spec` has their defaults, and what these go with is not judged.
+    """
+    return [problem for problem in _problems(spec, machine, together=not unread) if problem.field not in unread]
 
 
-def _problems(spec: LaunchSpec, machine: Machine) -> Iterator[Problem]:
+def _problems(spec: LaunchSpec, machine: Machine, *, together: bool) -> Iterator[Problem]:
     if machine.torch is None:
         yield Problem(
             "strategy",
             "torch is not installed here: pip install 'fsdp-tui[train]', or install into the environment that has it",
         )
-    in_bounds = True
     for option in OPTIONS:
         value = getattr(spec, option.field)
         if value is None:
             continue
         if expected := option.expects(value):
-            in_bounds = False
+            together = False
             yield Problem(option.field, f"{option.flag} {value}: {expected}")
     if spec.target != "demo":
         yield from _script_problems(spec)
     yield from _environment_problems(spec)
     if spec.target == "demo" and spec.data is not None and not Path(spec.data).exists():
         yield Problem("data", f"--data {spec.data}: no such file or folder")
+    strategy = None
     try:
         strategy = parse_strategy(spec.strategy)
     except StrategyError as error:
         yield Problem("strategy", str(error))
-        return
     try:
         parse_wrap(spec.wrap)
     except StrategyError as error:
         yield Problem("wrap", str(error))
-    if not in_bounds:
+    if strategy is None or not together:
         return
     ranks = spec.ranks(machine)
     # What a script's own strategy can and cannot do shows only when it runs.
@@ -283,11 +285,12 @@ def _problems(spec: LaunchSpec, machine: Machine) -> Iterator[Problem]:
 
 
 def _script_problems(spec: LaunchSpec) -> Iterator[Problem]:
+    astray = bool(spec.directory) and not os.path.isdir(spec.directory or "")
+    if astray:
+        yield Problem("directory", f"{spec.directory}: no such folder, and the ranks were to work in it")
     if not spec.script:
         yield Problem("script", "which script? expected fsdp-tui run [options] SCRIPT [arguments]")
-    elif spec.directory and not os.path.isdir(spec.directory):
-        yield Problem("directory", f"{spec.directory}: no such folder, and the ranks were to work in it")
-    elif spec.target == "script":
+    elif not astray and spec.target == "script":
         path = Path(spec.directory or ".") / spec.script
         if path.is_dir():
             yield Problem("script", f"{spec.script} is a folder: expected a Python script")

@@ -194,6 +194,15 @@ def as_table(spec: LaunchSpec) -> dict[str, Any]:
     return table | ({"env": dict(spec.env)} if spec.env else {})
 
 
+def name_problem(name: str) -> str:
+    """Why no preset can be saved under this name; "" when one can."""
+    if not NAME.fullmatch(name):
+        return f"{name!r} is no name for a preset: expected letters, digits, _, - and ."
+    if any(place.name == name for place in _of_project(None)):
+        return f"{name} is a preset of {PROJECT_FILE}, which would hide this one: choose another name"
+    return ""
+
+
 def save(name: str, spec: LaunchSpec, *, replace: bool = False) -> Path:
     """Writes a launch to a file of its own, with its directory in full; returns the file.
 
@@ -202,11 +211,9 @@ def save(name: str, spec: LaunchSpec, *, replace: bool = False) -> Path:
         PresetError: this is no name for a file, or there is a text in the launch that is none.
         HomeError: the home cannot be written.
     """
-    if not NAME.fullmatch(name):
-        raise PresetError(f"{name!r} is no name for a preset: expected letters, digits, _, - and .")
+    if problem := name_problem(name):
+        raise PresetError(problem)
     path = home() / "presets" / f"{name}.toml"
-    if any(place.name == name for place in _of_project(None)):
-        raise PresetError(f"{name} is a preset of {PROJECT_FILE}, which would hide this one: choose another name")
     if path.exists() and not replace:
         raise PresetTaken(f"there is a preset {name} already, {path}: choose another name, or delete it first")
     if spec.target != "demo":

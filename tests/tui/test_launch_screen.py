@@ -150,6 +150,29 @@ async def test_problems_are_said_while_typing_and_launching_is_refused() -> None
         assert "does not divide" in said(app)
 
 
+async def test_all_that_is_wrong_is_marked_at_once() -> None:
+    """What is no value hides neither what is out of bounds nor what is missing; what would follow from a default is not said."""
+    async with dashboard(World(), size=(120, 50)) as (app, pilot):
+        await press(pilot, "4")
+        screen = app.screen
+        assert isinstance(screen, LaunchScreen)
+        await fill(pilot, data="1.5", batch="xx", seq="-3", lr="nix", wrap="odd", nproc="3")
+        assert {problem.field for problem in screen.found} == {"data", "batch", "seq", "lr", "wrap"}
+        assert "▲ 5 to put right" in app.text()
+        assert all(f"▲ {label} " in app.text() for label in ("data", "batch", "seq", "lr", "wrap"))
+        await fill(
+            pilot, target="script", strategy="other", strategy_text="zero", steps="x", directory="/nowhere", args="'"
+        )
+        assert {problem.field for problem in screen.found} == {
+            "script",
+            "directory",
+            "args",
+            "steps",
+            "strategy",
+            "wrap",
+        }
+
+
 async def test_a_strategy_that_cannot_run_here() -> None:
     """Refused before launch, with the reason."""
     async with dashboard(World()) as (app, pilot):
@@ -382,14 +405,20 @@ async def test_a_projects_preset_is_loaded_and_not_deleted_and_damage_is_a_line(
 
 
 async def test_a_name_that_is_none_is_refused(home: Path) -> None:
-    """Said, and nothing is written."""
+    """Said where it was typed, and asked again; nothing is written, and no key is one of the form's."""
     async with dashboard(World()) as (app, pilot):
         await press(pilot, "4", "escape", "s")
         await press(pilot, *("backspace",) * 30, *"../x", "enter")
-        assert "is no name for a preset" in said(app)
-        await press(pilot, "s", *("backspace",) * 30, "enter")  # no name at all: not saved
-        await press(pilot, "s", "escape")
+        assert "is no name for a preset" in words(app)
+        assert isinstance(app.screen, AskName)
+        assert app.screen.query_one(Input).value == "../x"
+        await press(pilot, *("backspace",) * 4, "enter")  # no name at all
+        assert isinstance(app.screen, AskName)
+        await press(pilot, "escape")
+        assert isinstance(app.screen, LaunchScreen)
         assert not (home / "presets").exists()
+        await press(pilot, "s", *("backspace",) * 30, *"../x", "enter", *("backspace",) * 4, *"q", "enter")
+        assert presets.find("q").spec == LaunchSpec()
 
 
 async def test_a_form_that_means_no_launch_is_not_saved(home: Path) -> None:

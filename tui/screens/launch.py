@@ -176,7 +176,8 @@ class LaunchScreen(View):
             if name in SHARDING:
                 self._say_left_alone(field, demo=demo)
         self.spec, self.unreadable = read_form(values)
-        self.found = self.unreadable or problems(self.spec, self.board.services.machine())
+        unread = {problem.field for problem in self.unreadable}
+        self.found = [*self.unreadable, *problems(self.spec, self.board.services.machine(), unread)]
         wrong = {problem.field for problem in self.found}
         if values["strategy"] == OTHER and "strategy" in wrong:
             wrong.add("strategy_text")

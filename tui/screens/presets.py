@@ -13,7 +13,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
 from fsdp_tui.telemetry.launch import command_text
-from fsdp_tui.telemetry.presets import Preset
+from fsdp_tui.telemetry.presets import Preset, name_problem
 from fsdp_tui.telemetry.rundir import RunError
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.chart import QUIET, STRONG, Row
@@ -128,7 +128,7 @@ def columns(presets: Sequence[Preset], problems: Sequence[str]) -> list[TableCol
 
 
 class AskName(ModalScreen[str | None]):
-    """Asks for the name of a preset."""
+    """Asks for the name of a preset until it is one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", show=False)]
 
@@ -140,13 +140,18 @@ class AskName(ModalScreen[str | None]):
         with Vertical(id="ask"):
             yield Static("Save what the form says as the preset", markup=False, id="question")
             yield Input(self._suggested, compact=True, id="preset-name")
+            yield Static("", id="preset-problem", markup=False)
             with Horizontal(id="answers"):
                 yield Button("↵  save it", compact=True, name="save")
                 yield Button("esc  not now", compact=True, name="close")
 
     @on(Input.Submitted)
     def action_save(self) -> None:
-        self.dismiss(self.query_one(Input).value.strip() or None)
+        name = self.query_one(Input).value.strip()
+        if problem := name_problem(name):
+            self.query_one("#preset-problem", Static).update(problem)
+        else:
+            self.dismiss(name)
 
     def action_close(self) -> None:
         self.dismiss(None)
