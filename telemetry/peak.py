@@ -28,7 +28,7 @@ def why(capture: Capture) -> str:
             _activations(capture),
             _gradients(capture),
             _sized("collective buffers", _at_peak(capture, "comm_buffer")),
-            _sized("temporary", _temporary(capture)),
+            _temporary(capture),
         )
         if cause
     ]
@@ -91,9 +91,10 @@ def _gradients(capture: Capture) -> str:
     return f"{word} ({owner}{_mib(sum(part.nbytes for part in parts))})"
 
 
-def _temporary(capture: Capture) -> int:
-    """Without the gradients that are told apart."""
-    return _at_peak(capture, "temp") - sum(part.nbytes for part in full_gradients(capture) if part.category == "temp")
+def _temporary(capture: Capture) -> str:
+    """Gradients that are still being computed count as temporary, and have been told apart: the others."""
+    told = sum(part.nbytes for part in full_gradients(capture) if part.category == "temp")
+    return _sized("other temporary" if told else "temporary", _at_peak(capture, "temp") - told)
 
 
 def _sized(word: str, nbytes: int) -> str:

@@ -32,7 +32,7 @@ def test_why_says_what_is_there() -> None:
     )
     assert why(made) == (
         "backward of blocks.3: two units unsharded (blocks.3, <root>: 4.00 MiB), all activations still alive (20.00 MiB), "
-        "first full gradient (blocks.3: 5.00 MiB), temporary 1.00 MiB"
+        "first full gradient (blocks.3: 5.00 MiB), other temporary 1.00 MiB"
     )
     later = msgspec.structs.replace(
         made, peak=column(activation=10 * mib, grad_shard=mib, temp=5 * mib), peak_parts=made.peak_parts[1:2]
