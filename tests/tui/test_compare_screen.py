@@ -153,6 +153,38 @@ async def test_baseline_differences_and_open() -> None:
         assert app.feed.entry.name == "copies"
 
 
+class Lost(Recipe):
+    """Its loss is no number from step 31 on."""
+
+    def step(self, rank: int, number: int) -> Step:
+        whole = super().step(rank, number)
+        return whole if number < 31 else msgspec.structs.replace(whole, loss=float("nan"))
+
+
+async def test_losses_are_said_once_whatever_the_baseline() -> None:
+    """Of the first 20 steps, all that the first run has, all losses agree; held against the third run the second differs. The
+    line at the bottom says what the pane says, and the run that is left out has no star."""
+    world = World()
+    for recipe in (
+        Recipe(name="short", steps=20, strategy="ddp", ended="finished", options=OPTIONS),
+        Lost(name="lost", strategy="fsdp2:full_shard", ended="finished", options=OPTIONS),
+        Recipe(name="whole", strategy="fsdp2:shard_grad_op", ended="finished", options=OPTIONS),
+    ):
+        world.add(recipe)
+    async with dashboard(world) as (app, pilot):
+        await press(pilot, "space", "space", "space", "5")
+        screen = app.screen
+        assert isinstance(screen, CompareScreen)
+        await until(pilot, lambda: len(screen.runs()) == 3)
+        for wanted in ("✗ losses are no numbers any more", "✗ losses differ", "✗ losses differ"):
+            lines = [line.strip("│ ") for line in app.text().splitlines() if "losses" in line]
+            assert [line.partition(":")[0] for line in lines] == [wanted, wanted]
+            await press(pilot, "b")
+        states = next(line for line in app.text().splitlines() if line.startswith("│model states"))
+        assert states.count("*") == 1
+        assert "2 fsdp2:full_shard is left out: its loss is no number (nan) from step 31 on" in app.text()
+
+
 async def test_a_run_that_cannot_be_read_is_named() -> None:
     """The others wait for a second one."""
     world = a_world()
