@@ -112,6 +112,7 @@ class Dashboard(App[int]):
         feed: the open run.
         replay: the visit to its past; None: it is shown as it is now.
         keys: the table of keys, as they are bound.
+        listed_s: when `entries` were read, by the monotonic clock.
         settings: what a person has set for good.
         letters: whether charts print letters instead of colours.
     """
@@ -164,7 +165,7 @@ class Dashboard(App[int]):
         self._open_on = open_on
         self._processes: list[Process] = []
         self._ticker: Timer | None = None
-        self._listed_s = time.monotonic() if entries else 0.0
+        self.listed_s = time.monotonic() if entries else 0.0
         self._listing = False
         self._making = True
         """Whether the screen that is shown next must be made first."""
@@ -226,11 +227,11 @@ class Dashboard(App[int]):
         self._draw()
         if self.pace.drew(self.services.stopwatch_s() - began_s):
             self._set_rate()
-        if time.monotonic() - self._listed_s > LIST_EVERY_S:
+        if self.list_is_old:
             if isinstance(screens[0], RunsScreen | QueueScreen):
                 self.list_runs()
             elif self.queue.open:
-                self._listed_s = time.monotonic()
+                self.listed_s = time.monotonic()
                 self._show_queue(*self._read_queue())
         for process in self._processes:
             process.poll()  # so that it does not stay a zombie
@@ -256,6 +257,11 @@ class Dashboard(App[int]):
         if self.feed is not None:
             self.feed.every_s = AHEAD / self.pace.hz
 
+    @property
+    def list_is_old(self) -> bool:
+        """It is time to read the list of runs again."""
+        return time.monotonic() - self.listed_s > LIST_EVERY_S
+
     def list_runs(self) -> None:
         """Reads the list of runs again, in a thread."""
         if self._listing:
@@ -276,9 +282,14 @@ class Dashboard(App[int]):
             entries, sizes = self.entries, self.sizes
         self.entries, self.sizes = entries, sizes
         queue = self._read_queue()
-        self._listed_s, self._listing = time.monotonic(), False
+        self.listed_s, self._listing = time.monotonic(), False
         if self.is_running:
-            self.call_from_thread(self._show_queue, *queue)
+            self.call_from_thread(self._show_list, *queue)
+
+    def _show_list(self, queue: Queue, problem: str) -> None:
+        self._show_queue(queue, problem)
+        if any(isinstance(screen, RunsScreen) for screen in self.screen_stack[:1]):
+            self._draw()
 
     # The open run
 

@@ -33,6 +33,7 @@ async def settle(pilot: Pilot[int], delay: float | None = 0) -> None:
     """Draws the newest picture in its final places. Without a delay it waits until the app has nothing left to do."""
     app = pilot.app
     assert isinstance(app, Dashboard)
+    await until(pilot, lambda: not app._listing, "the list of runs is read")
     for _ in range(2):
         app.tick()
         await pilot.pause(delay)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
 from fsdp_tui.telemetry.notes import Note
+from fsdp_tui.telemetry.rundir import RunEntry
+from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.screens.base import Ask
 from fsdp_tui.tui.screens.runs import RunsScreen
 
@@ -160,6 +163,40 @@ async def test_the_list_keeps_itself_up_to_date() -> None:
         await settle(pilot)
         assert "newcomer" in app.text()
         assert screen.chosen == before
+
+
+async def test_coming_back_reads_the_list_at_once() -> None:
+    """It says that it is old until it has been read again; the cursor stays on its run."""
+    world = a_world()
+    about = world.entries[0]
+    async with dashboard(world, open_on=about) as (app, pilot):
+        await press(pilot, "0", "down")
+        chosen = runs_screen(app).chosen
+        await press(pilot, "1")
+        world.entries[0] = replace(about, live=False, state="stopped", steps=527)
+        world.entries.insert(0, entry("newcomer", created_ns=world.now_ns))
+        app.listed_s -= 18
+        reading, read = threading.Event(), app.services.list_runs
+
+        def slowly() -> list[RunEntry]:
+            reading.wait(60)
+            return read()
+
+        app.services = replace(app.services, list_runs=slowly)
+        await pilot.press("0")
+        await until(pilot, lambda: "reading …" in app.text(), "it says so")
+        assert "newcomer" not in app.text()
+        reading.set()
+        await until(pilot, lambda: "newcomer" in app.text(), "it is listed")
+        assert "527" in app.text()
+        assert "reading" not in app.text()
+        assert runs_screen(app).chosen == chosen
+
+
+def runs_screen(app: Dashboard) -> RunsScreen:
+    screen = app.screen
+    assert isinstance(screen, RunsScreen)
+    return screen
 
 
 async def test_a_note_is_written_shown_and_found() -> None:

@@ -40,6 +40,8 @@ class RunsScreen(View):
         self.reverse = False
         self._keep = run_filter("")
         self._shown: list[RunEntry] = []
+        self._returned_s: float | None = None
+        """How old the list was when one came back to it."""
 
     def body(self) -> Iterable[Widget]:
         yield Table(id="list", classes="pane first")
@@ -47,6 +49,12 @@ class RunsScreen(View):
 
     def on_mount(self) -> None:
         self.query_one("#status").can_focus = False
+
+    def on_screen_resume(self) -> None:
+        """What has begun and ended meanwhile is read at once."""
+        if self.board.list_is_old:
+            self._returned_s = self.board.listed_s
+            self.board.list_runs()
 
     def on_tick(self) -> None:
         if not self.ready:
@@ -64,7 +72,8 @@ class RunsScreen(View):
         title_of(
             table,
             f"runs · {live} live · {len(board.entries) - live} recorded"
-            + (f" · {hidden} hidden by the filter" if hidden else ""),
+            + (f" · {hidden} hidden by the filter" if hidden else "")
+            + (" · reading …" if self._returned_s == board.listed_s else ""),
         )
         table.empty = (
             "no run matches the filter"
