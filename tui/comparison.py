@@ -26,7 +26,7 @@ from fsdp_tui.telemetry.report import (
     theory,
 )
 from fsdp_tui.telemetry.view import RankView, RunView, highest, model_states, worst
-from fsdp_tui.telemetry.wording import told_apart
+from fsdp_tui.telemetry.wording import count, told_apart
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui.tables import LABELS, amount, column_name, share_lines, table
 from fsdp_tui.tui.theme import GROUPS, SERIES, THEMES
@@ -69,7 +69,7 @@ def _losses(runs: Sequence[RunView], labels: Sequence[str]) -> Finding:
     verdict = equivalence(runs)
     if steps := verdict["steps_compared"]:
         parts.append(
-            f"largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)} over {steps:,} steps,"
+            f"largest difference {fmt.number(verdict['loss_max_abs_diff'], 2)} over {count(steps, 'step')},"
             f" tolerance {verdict['tolerance']:g}"
         )
     else:

@@ -30,12 +30,9 @@ def a_run(
     losses: Sequence[float] = (4.0, 3.0, 2.0, 1.0),
     steps: int = 8,
     ended: str = "",
-    idle_s: int = 0,
+    beats: Sequence[Beat] = (),
 ) -> RunView:
-    """Two ranks, steps of 32 samples each; several peaks, step times or losses stand for one step each, the last one for the rest.
-
-    `idle_s`: for so long both ranks have waited in a collective of their next step, and said so.
-    """
+    """Two ranks, steps of 32 samples each; several peaks, step times or losses stand for one step each, the last one for the rest."""
     state = RunState()
     state.apply(launched(2, "fsdp2:full_shard"))
     for rank in range(2):
@@ -54,17 +51,25 @@ def a_run(
                 metrics={"lr": 0.5 + rank} if number < 4 else {},
             )
             state.apply(one)
-    if idle_s:
-        where = Where("forward", 40, kind=0, unit=0, inside=True)
-        for at_s in (0, idle_s):
-            for rank in range(2):
-                state.apply(Beat(rank, 1, 10**9 + at_s * SECOND, steps, sent=9, dropped=0, where=where))
+    for beat in beats:
+        state.apply(beat)
     if ended:
         state.apply(Ended(state=ended, ended_ns=10**12, exit_codes={}))
     return state.view()
 
 
 NAMES = ["a", "b", "c"]
+
+
+def beat(rank: int, at_s: int, *, calls: int = 40, phase: str = "forward") -> Beat:
+    """After step 8; in a collective if in forward."""
+    where = Where(phase, calls, kind=0, unit=0, inside=phase == "forward")
+    return Beat(rank, 1, at_s * SECOND, 8, sent=9, dropped=0, where=where)
+
+
+STUCK = [beat(rank, at_s) for at_s in (1, 181) for rank in range(2)]
+OWN_WORK = [beat(rank, at_s, phase="rest") for at_s in (1, 181) for rank in range(2)]
+SILENT = [beat(0, 1), beat(1, 1), beat(0, 31, calls=41)]
 
 
 def test_the_extremes_and_the_trade() -> None:
@@ -177,14 +182,16 @@ def test_a_few_steps_tell_no_speed() -> None:
     [
         ({"ended": "failed"}, "it failed"),
         ({"ended": "lost"}, "it was lost"),
-        ({"idle_s": 180}, "no step for 180 s"),
-        ({"idle_s": 180, "ended": "stopped"}, "no step for 180 s until it ended"),
+        ({"beats": STUCK}, "no step for 180 s"),
+        ({"beats": STUCK, "ended": "stopped"}, "no step for 180 s until it ended"),
+        ({"beats": SILENT}, "no heartbeat for 30 s"),
         ({"losses": (4.0, float("nan"))}, "its loss is no number (nan) from step 2 on"),
     ],
-    ids=["failed", "lost", "hangs", "hung", "nan"],
+    ids=["failed", "lost", "hangs", "hung", "silent", "nan"],
 )
 def test_what_does_not_train_recommends_nothing(changes: dict[str, Any], reason: str) -> None:
-    """a would be the fastest and the smallest by far. It is no choice and has no star; stopped or paused ones may have both."""
+    """a would be the fastest and the smallest by far. It is no choice and has no star; one that was stopped, or evaluates for long,
+    may have both."""
     broken = a_run(100, SECOND // 9, **changes)
     assert unfit(broken) == reason
     runs = [broken, a_run(1000, SECOND), a_run(400, SECOND // 2)]
@@ -194,11 +201,12 @@ def test_what_does_not_train_recommends_nothing(changes: dict[str, Any], reason:
     assert {row["best"] for row in metrics(runs)} == {None, 2}
     assert not any(0 in row["alike"] for row in metrics(runs))
     assert advise(runs[:2], NAMES) is None
-    whole = a_run(100, SECOND // 9, ended="stopped")
-    advice = advise([whole, *runs[1:]], NAMES)
-    assert advice is not None
-    assert advice.text == "a is the fastest and the smallest: nothing speaks for another"
-    assert any(0 in row["alike"] for row in metrics([whole, *runs[1:]]))
+    for whole in (a_run(100, SECOND // 9, ended="stopped"), a_run(100, SECOND // 9, beats=OWN_WORK)):
+        advice = advise([whole, *runs[1:]], NAMES)
+        assert advice is not None
+        assert advice.text == "a is the fastest and the smallest: nothing speaks for another"
+        assert any(0 in row["alike"] for row in metrics([whole, *runs[1:]]))
+    assert [verdict.kind for verdict in whole.verdicts if verdict.kind == "stalled"] == ["stalled"]
 
 
 def test_a_failed_run_that_says_nothing_of_its_model_is_no_obstacle() -> None:

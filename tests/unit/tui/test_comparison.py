@@ -95,6 +95,17 @@ def test_what_is_left_out_has_no_star() -> None:
         assert not any("*" in cell[0] for cell in shown.cells)
 
 
+def test_what_is_as_good_as_the_best_has_a_star_too() -> None:
+    """Two of three keep the same, in text, Markdown and on the screen."""
+    runs = [GOOD, a_run(3.0, strategy="ddp", ns=2000), a_run(3.0, strategy="fsdp2:shard_grad_op", ns=1001)]
+    row = next(line for line in as_text(runs).splitlines() if line.startswith("peak per rank"))
+    assert [after.startswith(" *") for after in row.split("B")[1:]] == [True, False, True]
+    row = next(line for line in as_markdown(runs).splitlines() if line.startswith("| peak per rank"))
+    assert [cell.strip().startswith("**") for cell in row.split("|")[2:5]] == [True, False, True]
+    at = list(number_columns(runs, 0, False, 200)[0].cells).index("peak")
+    assert ["*" in one.cells[at][0] for one in number_columns(runs, 0, False, 200)[1:]] == [True, False, True]
+
+
 def test_peaks_are_the_highest_so_far() -> None:
     """A run whose newest step looked at peaked at 930 bytes, and an earlier one at 1,000: in bars, numbers, every format."""
     state = RunState()
