@@ -427,7 +427,7 @@ class RunState(msgspec.Struct, dict=True):
             metrics=_mean_by_name([rank.metrics for rank in self.ranks.values()]),
             phases_ns=_median_columns([rank.phases_ns for rank in ranks if rank.phases_ns]),
             comm=stats.totals,
-            events=tuple(self.events),
+            events=(*self.events, *_bad_end(self.ended)),
             probes=probes,
             bad_records=self.bad_records,
             dropped=sum(rank.dropped for rank in ranks),
@@ -597,6 +597,14 @@ def _usual_count(rank: RankState, name: str) -> int | None:
     counts: list[int | None] = [getattr(step, name) for step in rank.window[-COMM_WINDOW:]]
     known = [count for count in counts if count is not None]
     return median_low(known) if known else None
+
+
+def _bad_end(ended: Ended | None) -> list[Event]:
+    """The end of a run that was not meant to end so, as an event: people look for it among those."""
+    if ended is None or ended.state not in ("failed", "lost"):
+        return []
+    text = f"{ended.state}: {ended.reason}" if ended.reason else ended.state
+    return [Event(at_ns=ended.ended_ns, kind="ended", severity="bad", text=text, rank=ended.failed_rank)]
 
 
 def _recent_rate(per_step: NDArray[np.float64]) -> float | None:

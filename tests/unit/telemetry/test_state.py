@@ -386,3 +386,22 @@ def test_series_that_grow_are_those_that_are_made_at_once() -> None:
             for field in dataclasses.fields(whole):
                 np.testing.assert_array_equal(getattr(grown, field.name), getattr(whole, field.name))
     assert state.view().series is state.view().series
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("failed", "rank 1 was killed by SIGKILL", "failed: rank 1 was killed by SIGKILL"),
+        ("lost", "", "lost"),
+        ("finished", "", None),
+        ("stopped", "", None),
+    ],
+)
+def test_a_bad_end_is_an_event(state: str, reason: str, said: str | None) -> None:
+    """Of the picture only: there may be a later word on the end, and the recording has that."""
+    run = running()
+    run.apply(Ended(state=state, ended_ns=900, exit_codes={"1": -9}, failed_rank=1 if said else None, reason=reason))
+    assert [(event.text, event.severity, event.rank, event.at_ns) for event in run.view().events] == (
+        [(said, "bad", 1, 900)] if said else []
+    )
+    assert run.events == []
