@@ -339,7 +339,7 @@ def _draw_memory(picture: _Picture, runs: Sequence[RunView]) -> None:
     picture.text(
         left,
         picture.y,
-        "bar: the newest step looked at · thick line: states by theory · thin line, and peak: highest so far"
+        "bar: newest step looked at · thick line: states by theory · thin line, peak: highest so far"
         f" · right edge {fmt.size(bars.scale_bytes)}",
         "quiet",
     )
