@@ -176,6 +176,8 @@ async def test_coming_back_reads_the_list_at_once() -> None:
         world.entries[0] = replace(about, live=False, state="stopped", steps=527)
         world.entries.insert(0, entry("newcomer", created_ns=world.now_ns))
         app.listed_s -= 18
+        assert app._ticker is not None
+        app._ticker.stop()
         reading, read = threading.Event(), app.services.list_runs
 
         def slowly() -> list[RunEntry]:
@@ -187,7 +189,7 @@ async def test_coming_back_reads_the_list_at_once() -> None:
         await until(pilot, lambda: "reading …" in app.text(), "it says so")
         assert "newcomer" not in app.text()
         reading.set()
-        await until(pilot, lambda: "newcomer" in app.text(), "it is listed")
+        await until(pilot, lambda: "newcomer" in app.text(), "it is listed, without a tick")
         assert "527" in app.text()
         assert "reading" not in app.text()
         assert runs_screen(app).chosen == chosen

@@ -20,6 +20,7 @@ from fsdp_tui.telemetry import presets, sheets
 from fsdp_tui.telemetry.launch import LaunchSpec, command_line
 from fsdp_tui.telemetry.rundir import Summary, create_run, list_runs
 from fsdp_tui.tui.cli import main, parse, spec_from, split_script
+from fsdp_tui.tui.commands.common import say, write_text
 from fsdp_tui.tui.screens.runs import columns
 
 
@@ -344,8 +345,12 @@ def test_control_characters_of_a_run_stay_off_the_terminal_and_whole_in_json(
     assert printed.replace("\n", "").isprintable()
     heading, *rows = printed.splitlines()
     assert {row.index("finished") for row in rows} == {heading.index("state")}
-    assert main(["show", name]) == 1
-    assert capsys.readouterr().err.replace("\n", "").isprintable()
+    for aside in (False, True):
+        say(f"{name}:\n\ta\x07", aside=aside)
+    assert capsys.readouterr() == ("boom red:\n a·\n",) * 2
+    write_text(str(home / "of.md"), f"| {name} |\n")
+    assert (home / "of.md").read_text() == "| boom red |\n"
+    capsys.readouterr()
     assert main(["runs", "--json"]) == 0
     assert name in {run["name"] for run in json.loads(capsys.readouterr().out)}
 
