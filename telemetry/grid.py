@@ -36,6 +36,8 @@ METRICS: Final[tuple[Metric, ...]] = ("lateness", "exposed", "duration", "bandwi
 its link while they run (bus bandwidth)."""
 KEPT = 3 * len(METRICS)
 """Metrics and selections whose reduced steps are kept, those asked for last: who goes through them comes back to them."""
+AT_ONCE = 1 << 20
+"""Cells of steps, ranks and calls that are summed together: 8 MiB."""
 BACKWARD = COMM_PHASES.index("backward")
 
 
@@ -190,9 +192,9 @@ class CommGrid:
         columns, starts, at = self._columns(metric, selection)
         asked = (metric, selection, tuple(self._keys))
         before = self._reduced.get(asked, {})
-        kept = {}
-        for step in self._window:
-            kept[id(step)] = before.get(id(step)) or (step, self._reduce(step, metric, columns, starts, at))
+        new = [step for step in self._window if id(step) not in before]
+        made = dict(zip(map(id, new), self._reduce(new, metric, columns, starts, at), strict=True))
+        kept = {id(step): before.get(id(step)) or (step, made[id(step)]) for step in self._window}
         rows = [row for _, row in kept.values()]
         with self._lock:  # not while figures are worked out: a key that asks for others would wait for a picture's
             self._reduced.pop(asked, None)
@@ -214,7 +216,7 @@ class CommGrid:
         else:
             columns, starts, places = self._columns(metric, ALL)
             own = slice(rank, rank + 1)
-            steps = [self._reduce(step, metric, columns, starts, places, own)[0, at] for step in self._window]
+            steps = [reduced[0, at] for reduced in self._reduce(self._window, metric, columns, starts, places, own)]
             value = float(median_known(np.array(steps)))
         return value if np.isfinite(value) else None
 
@@ -236,55 +238,85 @@ class CommGrid:
 
     def _reduce(
         self,
-        step: CommStep,
+        steps: Sequence[CommStep],
         metric: Metric,
         columns: NDArray[np.int64],
         starts: NDArray[np.int64],
         at: NDArray[np.int64],
         ranks: slice = slice(None),
+    ) -> list[Floats]:
+        """Each step of all or some ranks: (ranks, places + 1), the last column over all places.
+
+        Some steps at a time: between any two calls of numpy's another thread may take its turn, and a key waits for that.
+        """
+        many = max(1, AT_ONCE // max(1, len(range(self.ranks)[ranks]) * len(columns)))
+        parts = [steps[begin : begin + many] for begin in range(0, len(steps), many)]
+        return [one for part in parts for one in self._reduce_some(part, metric, columns, starts, at, ranks)]
+
+    def _reduce_some(
+        self,
+        steps: Sequence[CommStep],
+        metric: Metric,
+        columns: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        at: NDArray[np.int64],
+        ranks: slice,
     ) -> Floats:
-        """One step of all or some ranks: (ranks, places + 1), the last column over all places."""
-        out = np.full((len(range(self.ranks)[ranks]), len(self.places) + 1), np.nan)
+        """(steps, ranks, places + 1)"""
+        out = np.full((len(steps), len(range(self.ranks)[ranks]), len(self.places) + 1), np.nan)
         if not len(columns):
             return out
-        order = order_of(step, self._keys)
-        spent = step.matrix("duration")[ranks][:, order][:, columns]
+        orders = [order_of(step, self._keys) for step in steps]
+        picked = [columns if isinstance(order, slice) else np.asarray(order)[columns] for order in orders]
+
+        def matrices(name: str) -> Floats:
+            """(steps, ranks, calls), those of a place side by side."""
+            return np.stack(
+                [step.matrix(name)[ranks].take(own, axis=1) for step, own in zip(steps, picked, strict=True)]
+            )
+
+        spans = np.stack([step.spans() for step in steps])  # (steps, ranks, 2)
+        spent = matrices("duration")
         units = np.array([self._keys[column][0] for column in columns])
         buckets = units <= FIRST_BUCKET
         together = self._place_of.get(None)
         if metric == "bandwidth":
-            carried = (np.asarray(step.nbytes)[order] * self._bus())[columns]
+            moved_bytes = [np.asarray(step.nbytes)[order] for step, order in zip(steps, orders, strict=True)]
+            carried = (np.stack(moved_bytes) * self._bus())[:, columns]  # (steps, calls)
             with np.errstate(invalid="ignore", divide="ignore"):
-                out[:, at] = np.add.reduceat(carried, starts) / np.add.reduceat(spent, starts, axis=1) * 1e9
-                time, moved = spent[:, ~buckets].sum(axis=1), carried[~buckets].sum()
+                out[:, :, at] = (
+                    np.add.reduceat(carried, starts, axis=1)[:, None] / np.add.reduceat(spent, starts, axis=2) * 1e9
+                )
+                time, moved = spent[:, :, ~buckets].sum(axis=2), carried[:, ~buckets].sum(axis=1)[:, None]
                 if buckets.any() and together is not None:
-                    span = step.spans()[ranks, DURATION]
-                    out[:, together] = carried[buckets].sum() / span * 1e9
-                    time, moved = time + span, moved + carried[buckets].sum()
-                out[:, -1] = moved / time * 1e9
+                    span, of_buckets = spans[:, ranks, DURATION], carried[:, buckets].sum(axis=1)[:, None]
+                    out[:, :, together] = of_buckets / span * 1e9
+                    time, moved = time + span, moved + of_buckets
+                out[:, :, -1] = moved / time * 1e9
             out[~np.isfinite(out)] = np.nan
             return out
         if metric == "lateness":
             # Who makes no call keeps nobody waiting.
-            cells = np.where(spent == 0, 0.0, step.matrix("late")[ranks][:, order][:, columns])
+            cells = np.where(spent == 0, 0.0, matrices("late"))
         else:
-            cells = spent if metric == "duration" else step.matrix("exposed")[ranks][:, order][:, columns]
+            cells = spent if metric == "duration" else matrices("exposed")
         # One delay makes the ranks of both groups of a hybrid strategy wait, one after the other: it counts once.
         replicas = (units >= 0) & (np.array([self._keys[column][1] for column in columns]) == ALL_REDUCE)
         if metric == "lateness" and replicas.any() and not replicas.all():
-            first = np.add.reduceat(np.where(replicas, 0.0, cells), starts, axis=1)
-            second = np.add.reduceat(np.where(replicas, cells, 0.0), starts, axis=1)
-            out[:, at] = np.maximum(first, second)
-            whole = np.maximum(cells[:, ~replicas & ~buckets].sum(axis=1), cells[:, replicas].sum(axis=1))
+            first = np.add.reduceat(np.where(replicas, 0.0, cells), starts, axis=2)
+            second = np.add.reduceat(np.where(replicas, cells, 0.0), starts, axis=2)
+            out[:, :, at] = np.maximum(first, second)
+            whole = np.maximum(cells[:, :, ~replicas & ~buckets].sum(axis=2), cells[:, :, replicas].sum(axis=2))
         else:
-            out[:, at] = np.add.reduceat(cells, starts, axis=1)
-            whole = cells[:, ~buckets].sum(axis=1)
+            out[:, :, at] = np.add.reduceat(cells, starts, axis=2)
+            whole = (cells if not buckets.any() else cells[:, :, ~buckets]).sum(axis=2)
         if buckets.any() and together is not None:
-            waited, span = step.spans()[:, EXPOSED], step.spans()[:, DURATION]
-            own = {"lateness": waited.max() - waited, "exposed": waited, "duration": span}[metric][ranks]
-            out[:, together] = own
+            waited, span = spans[:, :, EXPOSED], spans[:, :, DURATION]
+            behind = waited.max(axis=1, keepdims=True) - waited
+            own = {"lateness": behind, "exposed": waited, "duration": span}[metric][:, ranks]
+            out[:, :, together] = own
             whole = whole + own
-        out[:, -1] = whole
+        out[:, :, -1] = whole
         return out
 
     def _bus(self) -> Floats:
