@@ -35,6 +35,22 @@ async def test_a_compared_pane_takes_the_room() -> None:
         assert shown(screen) == every
 
 
+async def test_without_runs_to_compare_nothing_is_zoomed() -> None:
+    """What is said instead of them is seen."""
+    world = World()
+    for recipe in (Recipe(name="one", ended="finished"), Recipe(name="two", strategy="ddp", ended="finished")):
+        world.add(recipe)
+    async with dashboard(world, size=(80, 24)) as (app, pilot):
+        await press(pilot, "space", "down", "space", "5")
+        screen = app.screen
+        assert isinstance(screen, Zooming)
+        await until(pilot, lambda: screen.focused is not None and screen.focused.id == "bars")
+        await press(pilot, "z", "0", "space", "5")
+        await until(pilot, lambda: screen.has_class("-empty"))
+        assert "Mark two to six runs" in app.text()
+        assert shown(screen) == {"pick"}
+
+
 async def test_zoom_in_the_past() -> None:
     """There the line of time has the focus: the first pane is meant."""
     async with opened(Recipe(ended="finished")) as (app, pilot, _):

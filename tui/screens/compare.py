@@ -135,6 +135,8 @@ class CompareScreen(Zooming):
         enough = len(runs) >= NEEDED
         self.set_class(not enough, "-empty")
         if not enough:
+            self.zoomed = None
+            self.show_zoom()
             self.query_one("#pick", Reader).redraw()
             if self.focused is None or self.focused.id != "pick":
                 self.set_focus(self.query_one("#pick"))
