@@ -9,7 +9,7 @@ import numpy as np
 
 from fsdp_tui.telemetry.calls import Calls, Floats, Group, Groups, Ints, known, sum_by, tables
 from fsdp_tui.telemetry.mesh import Along, along_dimensions
-from fsdp_tui.telemetry.messages import Comm
+from fsdp_tui.telemetry.messages import COMM_PHASES, Comm
 
 Key = tuple[int, int, int]
 """(unit, kind, phase), as `Comm` has them."""
@@ -18,6 +18,8 @@ NO_UNIT = -1
 """`Comm.unit` of a call that belongs to no unit."""
 FIRST_BUCKET = -2
 """`Comm.unit` of DDP's first bucket; the others count down from it."""
+FORWARD, BACKWARD = COMM_PHASES.index("forward"), COMM_PHASES.index("backward")
+"""`Comm.phase` of calls in them."""
 SHORT = 512
 """Up to this many values all of them are sorted sooner than their halves are told apart."""
 DURATION, EXPOSED = 0, 1

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fsdp_tui.telemetry.bandwidth import ALL_REDUCE, bus_factor
 from fsdp_tui.telemetry.calls import Floats
 from fsdp_tui.telemetry.collectives import (
+    BACKWARD,
     DURATION,
     EXPOSED,
     FIRST_BUCKET,
@@ -38,7 +39,6 @@ KEPT = 3 * len(METRICS)
 """Metrics and selections whose reduced steps are kept, those asked for last: who goes through them comes back to them."""
 AT_ONCE = 1 << 20
 """Cells of steps, ranks and calls that are summed together: 8 MiB."""
-BACKWARD = COMM_PHASES.index("backward")
 
 
 class Place(NamedTuple):

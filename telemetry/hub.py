@@ -697,9 +697,8 @@ class Hub:
         if ended.state == "stopped" and ended.stop_rung == "agreed" and reasons == {"finished"}:
             ended = msgspec.structs.replace(ended, state="finished", stop_rung=None)  # it was done before the stop came
         if ended.state == "finished" and "stopped" in reasons:
-            ended = msgspec.structs.replace(
-                ended, state="stopped", stop_rung="agreed"
-            )  # asked for when its hub was new
+            # It was asked for when its hub was new.
+            ended = msgspec.structs.replace(ended, state="stopped", stop_rung="agreed")
         self._take(ended)
         self._commit(final=True)
         trouble = self._recording_trouble

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fsdp_tui.telemetry.bandwidth import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, bus_factor
 from fsdp_tui.telemetry.calls import Floats
 from fsdp_tui.telemetry.collectives import (
+    BACKWARD,
     DURATION,
     EXPOSED,
     FIRST_BUCKET,
@@ -25,7 +26,6 @@ from fsdp_tui.telemetry.collectives import (
 )
 from fsdp_tui.telemetry.messages import COLLECTIVES, COMM_PHASES
 from fsdp_tui.telemetry.view import (
-    BACKWARD,
     BUCKETS,
     ByRank,
     Collective,
@@ -116,7 +116,6 @@ class CollectiveMedians:
         self._spent, self._late_shards, self._late_replicas = (np.empty((ranks, 0)) for _ in range(3))
         self._units = np.array([unit for unit, _, _ in keys], dtype=np.int64)
         self._kinds = np.array([kind for _, kind, _ in keys], dtype=np.int64)
-        self._phases = np.array([phase for _, _, phase in keys], dtype=np.int64)
 
     def _make_room(self, steps: Sequence[CommStep]) -> list[tuple[int, CommStep]] | None:
         """Where each new step goes; None: the steps that are here do not belong to this window."""

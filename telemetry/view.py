@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fsdp_tui.telemetry.collectives import BACKWARD, FORWARD
 from fsdp_tui.telemetry.grid import CommGrid
 from fsdp_tui.telemetry.mesh import Dimension
 from fsdp_tui.telemetry.messages import (
     CATEGORIES,
-    COMM_PHASES,
     TOTAL_CATEGORIES,
     Capture,
     Ended,
@@ -147,7 +147,6 @@ class CollectiveStats:
         return max(0, self.duration_ns - self.exposed_ns)
 
 
-FORWARD, BACKWARD = COMM_PHASES.index("forward"), COMM_PHASES.index("backward")
 NO_CALLS = CollectiveStats(per_step=0, bytes=0, median_ns=None, exposed_ns=None, late_ns=ByRank())
 
 

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fsdp_tui.telemetry.collectives import BACKWARD, FORWARD
 from fsdp_tui.telemetry.messages import Structure, Unit
 from fsdp_tui.telemetry.strategy import Strategy, StrategyError, parse_strategy
-from fsdp_tui.telemetry.view import BACKWARD, FORWARD, RunView, UnitView
+from fsdp_tui.telemetry.view import RunView, UnitView
 
 KEPT_BY_STRATEGY = ("shard_grad_op", "hybrid_shard_zero2")
 

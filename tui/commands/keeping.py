@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fsdp_tui.telemetry import presets, queue
@@ -178,6 +179,10 @@ def remove_runs(parsed: argparse.Namespace) -> int:
     for entry in entries:
         remove(entry)
         say(f"deleted {entry.id}", aside=True)
+    return _deleted(entries, parsed)
+
+
+def _deleted(entries: Sequence[RunEntry], parsed: argparse.Namespace) -> int:
     if parsed.json:
         say(json.dumps({"deleted": [entry.id for entry in entries]}))
     return 0
@@ -195,9 +200,7 @@ def prune(parsed: argparse.Namespace) -> int:
     kept = "none is kept" if not parsed.keep else f"the newest {parsed.keep} are kept"
     if not old:
         say(f"nothing to delete of {_runs_of(len(ended))} that ended; {kept} (--keep)", aside=True)
-        if parsed.json:
-            say(json.dumps({"deleted": []}))
-        return 0
+        return _deleted(old, parsed)
     if not sure(
         f"delete {_runs_of(len(old))}; {kept} (--keep)",
         f"{kept} (--keep): delete {_runs_of(len(old))}, {old[-1].id} to {old[0].id}",
@@ -207,6 +210,4 @@ def prune(parsed: argparse.Namespace) -> int:
     for entry in old:
         remove(entry)
     say(f"deleted {_runs_of(len(old))}; {kept} (--keep)", aside=True)
-    if parsed.json:
-        say(json.dumps({"deleted": [entry.id for entry in old]}))
-    return 0
+    return _deleted(old, parsed)

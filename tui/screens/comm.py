@@ -12,6 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from fsdp_tui.telemetry import sheets
+from fsdp_tui.telemetry.collectives import BACKWARD, FORWARD
 from fsdp_tui.telemetry.grid import ALL, METRICS, CallFigures
 from fsdp_tui.telemetry.messages import COMM_PHASES
 from fsdp_tui.telemetry.sheets import Sheet
@@ -59,7 +60,7 @@ NEARLY = 1.25
 UNITS = 6
 """Rows of the table of units at least."""
 _T = TypeVar("_T")
-PHASES = (None, COMM_PHASES.index("forward"), COMM_PHASES.index("backward"))
+PHASES = (None, FORWARD, BACKWARD)
 
 
 class CommScreen(Banded):

@@ -32,7 +32,7 @@ from fsdp_tui.tui.source import Snapshot
 from fsdp_tui.tui.theme import Ink
 from fsdp_tui.tui.widgets.bars import Column, MemoryBars, rank_bars
 from fsdp_tui.tui.widgets.chart import LABEL, QUIET, Row, crop, flow
-from fsdp_tui.tui.widgets.chrome import Tabs
+from fsdp_tui.tui.widgets.chrome import Tabs, own_share
 from fsdp_tui.tui.widgets.findings import draw_card, draw_strip, peak_spread, write_verdicts
 from fsdp_tui.tui.widgets.lines import LineChart, Plot, Series
 from fsdp_tui.tui.widgets.phases import PhaseBar
@@ -405,7 +405,7 @@ class RunScreen(Banded):
         if run is not None:
             cost = f"watching costs {fmt.duration(run.overhead_ns)}/step"
             if run.overhead_ns is not None and run.step_median_ns:
-                cost += f" ({fmt.percent(run.overhead_ns / run.step_median_ns, decimals=2)})"
+                cost += f" ({own_share(run)})"
             calm.append([(cost, QUIET)])
             for count, word in ((run.dropped, "dropped"), (run.bad_records, "bad records")):
                 if count:

@@ -135,7 +135,7 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
     if facts.past is not None:
         state, steps, until = [(past_text(facts.past, facts.now or run, facts.now_ns), Ink("warn", bold=True))], "", 0
         right = now_text(facts.now or run)
-    watching, lost = ("", 0) if facts.past is not None or not run.ranks else (own_cost(run), run.dropped)
+    watching, lost = ("", 0) if facts.past is not None or not run.ranks else (f"cost {own_share(run)}", run.dropped)
     parts = [
         _Part(0, state),
         _Part(1, [(f"▲ {lost:,} dropped", Ink("warn", bold=True))] if lost else []),
@@ -175,10 +175,10 @@ def draw_header(facts: HeaderFacts, width: int) -> Row:
     return crop([*row, (" " * max(0, width - row_width(row) - len(wide) - 1), LABEL), (wide, QUIET)], width)
 
 
-def own_cost(run: RunView) -> str:
-    """What watching takes of a step: "cost 0.16 %"."""
+def own_share(run: RunView) -> str:
+    """What watching takes of a step: "0.16 %"."""
     share = run.overhead_ns / run.step_median_ns if run.overhead_ns is not None and run.step_median_ns else None
-    return f"cost {fmt.percent(share, decimals=2)}"
+    return fmt.percent(share, decimals=2)
 
 
 def past_text(place: Place, now: RunView, now_ns: int) -> str:

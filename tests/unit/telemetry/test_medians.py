@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from fsdp_tui.telemetry.collectives import median_known
+from fsdp_tui.telemetry.collectives import BACKWARD, FORWARD, median_known
 from fsdp_tui.telemetry.messages import Comm
 from fsdp_tui.telemetry.state import COMM_WINDOW, RunState
-from fsdp_tui.telemetry.view import BACKWARD, FORWARD
 
 from .messages_for_tests import hello, launched, step, structure
 
@@ -34,14 +33,20 @@ def told(rank: int, number: int, chance: random.Random, calls: list[tuple[int, i
     )
 
 
-def test_followed_is_what_a_new_one_makes() -> None:
-    """While the window fills, while its oldest steps leave, when calls come in another order, and when they change."""
-    chance = random.Random(2)
+def begun() -> RunState:
+    """Two ranks before their first step."""
     state = RunState()
     state.apply(launched(2))
     for rank in range(2):
         state.apply(hello(rank))
         state.apply(structure(rank))
+    return state
+
+
+def test_followed_is_what_a_new_one_makes() -> None:
+    """While the window fills, while its oldest steps leave, when calls come in another order, and when they change."""
+    chance = random.Random(2)
+    state = begun()
     calls = [(0, 0, 0), (1, 0, 0), (1, 0, 1), (1, 1, 1)]
     for number in range(1, 300):
         if number == 250:
@@ -63,11 +68,7 @@ def test_followed_is_what_a_new_one_makes() -> None:
 
 def test_parts_of_an_older_picture_are_those_of_its_steps() -> None:
     """They are worked out when they are asked for, after which steps ever; against medians over what the ranks said."""
-    state = RunState()
-    state.apply(launched(2))
-    for rank in range(2):
-        state.apply(hello(rank))
-        state.apply(structure(rank))
+    state = begun()
     calls = [(1, 0, 0), (1, 0, 1), (1, 0, 1), (1, 1, 1)]
     chance = random.Random(4)
     said: dict[int, list[list[int]]] = {}
