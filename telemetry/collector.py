@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def relax() -> None:
@@ -12,6 +14,18 @@ def relax() -> None:
     takes half a second with 1,024 ranks, in which no key is answered and no message is read; so it is left to `tidy`.
     """
     gc.set_threshold(20_000, 1, 1_000_000)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Looks at nothing meanwhile, nor later at what was made: what modules are made of stays, and to go through it again and
+    again is a tenth of a start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def tidy() -> None:

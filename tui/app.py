@@ -139,7 +139,7 @@ class Dashboard(App[int]):
         *,
         open_on: RunEntry | None = None,
         own: Sequence[str] = (),
-        entries: Sequence[RunEntry] = (),
+        entries: Sequence[RunEntry] | None = None,
         settings: Settings | None = None,
     ) -> None:
         # No colour means none, not greys: what is left is the terminal's own two.
@@ -148,7 +148,7 @@ class Dashboard(App[int]):
         # A pane that slides into place is late, and costs bytes over ssh.
         self.animation_level = "none"
         self.services = services or real_services()
-        self.entries = list(entries)
+        self.entries = list(entries or ())
         self.sizes: dict[str, int] = {}
         self.marked: list[str] = []
         self.queue = Queue()
@@ -165,7 +165,7 @@ class Dashboard(App[int]):
         self._open_on = open_on
         self._processes: list[Process] = []
         self._ticker: Timer | None = None
-        self.listed_s = time.monotonic() if entries else 0.0
+        self.listed_s = 0.0 if entries is None else time.monotonic()
         self._listing = False
         self._making = True
         """Whether the screen that is shown next must be made first."""

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import msgspec
 
 import fsdp_tui
+from fsdp_tui.telemetry import collector
 from fsdp_tui.telemetry.launch import BRIEF_STEPS, OPTIONS, SHARDING, LaunchSpec, Option
 from fsdp_tui.tui.format import OWN
 
@@ -271,8 +272,9 @@ def spec_from(parsed: argparse.Namespace, preset: LaunchSpec | None = None) -> L
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `fsdp-tui`; returns the exit code."""
     parsed = parse(sys.argv[1:] if argv is None else argv)
-    from fsdp_tui.tui import commands
-    from fsdp_tui.tui.commands.common import say
+    with collector.importing():
+        from fsdp_tui.tui import commands
+        from fsdp_tui.tui.commands.common import say
 
     try:
         return commands.execute(parsed)

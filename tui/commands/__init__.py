@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fsdp_tui.telemetry.rundir import RunError, resolve
 from fsdp_tui.tui.commands.asking import capture, hold, stacks_of, stop
-from fsdp_tui.tui.commands.common import CommandError, say
+from fsdp_tui.tui.commands.common import CommandError, dashboard, say
 from fsdp_tui.tui.commands.keeping import list_all, list_presets, note_run, prune, remove_runs, show_queue
 from fsdp_tui.tui.commands.launching import launch
 from fsdp_tui.tui.commands.reading import compare_runs, export, logs, show_run, watch
@@ -66,9 +66,7 @@ def _dashboard(open_on: str | None = None) -> int:
         raise CommandError(
             "the dashboard needs a terminal; without one: fsdp-tui runs, show, watch, or demo --headless"
         )
-    from fsdp_tui.tui.app import run_app
-
-    return run_app(open_on=open_on)
+    return dashboard(open_on)
 
 
 COMMANDS: dict[str | None, Callable[[argparse.Namespace], int]] = {

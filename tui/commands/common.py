@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fsdp_tui.telemetry.client import RunClient, open_run
+from fsdp_tui.telemetry.collector import importing
 from fsdp_tui.telemetry.rundir import resolve, resolve_live
 from fsdp_tui.tui.format import plain_lines
 
@@ -23,6 +24,13 @@ def say(text: str, *, aside: bool = False, end: str = "\n", flush: bool = False)
     """Prints a result, or a message `aside` to stderr. A run's texts are whoever's: what a terminal obeys in them is left out
     (JSON has it escaped)."""
     print(plain_lines(text), file=sys.stderr if aside else sys.stdout, end=end, flush=flush)
+
+
+def dashboard(open_on: str | None = None, *, own: str | None = None) -> int:
+    """As `run_app`; it is imported when it is needed."""
+    with importing():
+        from fsdp_tui.tui.app import run_app
+    return run_app(open_on=open_on, own=own)
 
 
 @contextmanager

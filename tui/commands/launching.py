@@ -25,7 +25,7 @@ from fsdp_tui.telemetry.view import RunView
 from fsdp_tui.tui import format as fmt
 from fsdp_tui.tui import tables
 from fsdp_tui.tui.cli import spec_from
-from fsdp_tui.tui.commands.common import CommandError, say
+from fsdp_tui.tui.commands.common import CommandError, dashboard, say
 from fsdp_tui.tui.commands.keeping import save_preset
 
 SUCCESS = frozenset({"finished", "stopped"})
@@ -40,10 +40,8 @@ def launch(parsed: argparse.Namespace) -> int:
         return save_preset(parsed.save_preset, spec)
     spec = checked(spec)
     if not (parsed.headless or parsed.json) and sys.stdin.isatty() and sys.stdout.isatty():
-        from fsdp_tui.tui.app import run_app
-
         run_id, _ = _start(spec, bound=False)
-        return run_app(open_on=run_id, own=run_id)
+        return dashboard(run_id, own=run_id)
     if spec.steps is None and spec.target == "demo":  # a script ends by itself
         spec = msgspec.structs.replace(spec, steps=BRIEF_STEPS)
     run = train(spec)
