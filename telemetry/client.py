@@ -19,6 +19,7 @@ import msgspec
 import zmq
 
 from fsdp_tui.telemetry import wire
+from fsdp_tui.telemetry.courtesy import pieces
 from fsdp_tui.telemetry.messages import ENDED, BadMessage, Command, Ended, Event, decode, encode
 from fsdp_tui.telemetry.recording import RecordingError, load_state
 from fsdp_tui.telemetry.rundir import RunEntry, RunError, is_held, is_live, read_run_file, read_summary, resolve
@@ -207,7 +208,7 @@ class RunClient:
         except (msgspec.MsgspecError, RecursionError):
             self.state.bad_records += 1
             return
-        for one in bodies:
+        for one in pieces(bodies):
             try:
                 self.state.apply(decode(one))
             except BadMessage:

@@ -6,6 +6,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+MANY = 5_000
+"""New objects that are worth a look."""
+
 
 def relax() -> None:
     """Lets the collector look at what is new, in larger parts, and never go through everything.
@@ -14,6 +17,21 @@ def relax() -> None:
     takes half a second with 1,024 ranks, in which no key is answered and no message is read; so it is left to `tidy`.
     """
     gc.set_threshold(20_000, 1, 1_000_000)
+
+
+def by_hand() -> None:
+    """Lets the collector look at nothing by itself: `sweep` does, where it is called.
+
+    Else it looks in whatever thread makes one list too many, in the middle of a step's messages, and a key waits for it:
+    with 1,024 ranks 40 ms.
+    """
+    gc.disable()
+
+
+def sweep() -> None:
+    """Looks at what is new, where that is much. It never goes through everything, as `relax` says."""
+    if gc.get_count()[0] >= MANY:
+        gc.collect(1)
 
 
 @contextmanager

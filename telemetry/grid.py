@@ -29,6 +29,7 @@ from fsdp_tui.telemetry.collectives import (
     median_known,
     order_of,
 )
+from fsdp_tui.telemetry.courtesy import pieces
 from fsdp_tui.telemetry.messages import COLLECTIVES, COMM_PHASES
 
 Metric = Literal["lateness", "exposed", "duration", "bandwidth"]
@@ -37,8 +38,8 @@ METRICS: Final[tuple[Metric, ...]] = ("lateness", "exposed", "duration", "bandwi
 its link while they run (bus bandwidth)."""
 KEPT = 3 * len(METRICS)
 """Metrics and selections whose reduced steps are kept, those asked for last: who goes through them comes back to them."""
-AT_ONCE = 1 << 20
-"""Cells of steps, ranks and calls that are summed together: 8 MiB."""
+AT_ONCE = 1 << 17
+"""Cells of steps, ranks and calls that are summed together: 1 MiB, which stays in the processor's cache."""
 
 
 class Place(NamedTuple):
@@ -188,24 +189,29 @@ class CommGrid:
             found = self._figures[metric, selection] = self._work_out(metric, selection)
         return found
 
-    def _work_out(self, metric: Metric, selection: Selection) -> Figures:
+    def add_up(self, metric: Metric, selection: Selection = ALL) -> list[Floats]:
+        """What is asked for later is prepared by this: each step's part of `figures`, (ranks, places + 1), the last column over
+        all places. Only steps that are new are added up."""
         columns, starts, at = self._columns(metric, selection)
         asked = (metric, selection, tuple(self._keys))
         before = self._reduced.get(asked, {})
         new = [step for step in self._window if id(step) not in before]
         made = dict(zip(map(id, new), self._reduce(new, metric, columns, starts, at), strict=True))
         kept = {id(step): before.get(id(step)) or (step, made[id(step)]) for step in self._window}
-        rows = [row for _, row in kept.values()]
         with self._lock:  # not while figures are worked out: a key that asks for others would wait for a picture's
             self._reduced.pop(asked, None)
             self._reduced[asked] = kept
             while len(self._reduced) > KEPT:
                 del self._reduced[next(iter(self._reduced))]
+        return [row for _, row in kept.values()]
+
+    def _work_out(self, metric: Metric, selection: Selection) -> Figures:
+        rows = self.add_up(metric, selection)
         shape = (self.ranks, len(self.places))
         if not rows:
             return Figures(metric, np.full(shape, np.nan), np.ones(shape, bool), np.full(self.ranks, np.nan), 0)
         medians = median_known(np.ascontiguousarray(np.stack(rows).transpose(1, 2, 0)))
-        absent = self._absent(columns, starts, at)
+        absent = self._absent(*self._columns(metric, selection))
         return Figures(metric, np.where(absent, np.nan, medians[:, :-1]), absent, medians[:, -1], len(rows))
 
     def _figure(self, metric: Metric, rank: int, at: int) -> float | None:
@@ -245,13 +251,10 @@ class CommGrid:
         at: NDArray[np.int64],
         ranks: slice = slice(None),
     ) -> list[Floats]:
-        """Each step of all or some ranks: (ranks, places + 1), the last column over all places.
-
-        Some steps at a time: between any two calls of numpy's another thread may take its turn, and a key waits for that.
-        """
+        """Each step of all or some ranks: (ranks, places + 1), the last column over all places."""
         many = max(1, AT_ONCE // max(1, len(range(self.ranks)[ranks]) * len(columns)))
         parts = [steps[begin : begin + many] for begin in range(0, len(steps), many)]
-        return [one for part in parts for one in self._reduce_some(part, metric, columns, starts, at, ranks)]
+        return [one for part in pieces(parts) for one in self._reduce_some(part, metric, columns, starts, at, ranks)]
 
     def _reduce_some(
         self,

@@ -24,6 +24,7 @@ from fsdp_tui.telemetry.collectives import (
     median_known,
     order_of,
 )
+from fsdp_tui.telemetry.courtesy import pieces
 from fsdp_tui.telemetry.messages import COLLECTIVES, COMM_PHASES
 from fsdp_tui.telemetry.view import (
     BUCKETS,
@@ -75,7 +76,7 @@ class CollectiveMedians:
             self._clear(steps[-1].keys if steps else [], steps[-1].ranks if steps else 0)
             self._fill(steps)
         else:
-            for at, step in new:
+            for at, step in pieces(new):
                 self._write(at, step)
         self._newest = steps[-1] if steps else None
         self._work_out()
@@ -216,7 +217,7 @@ class CollectiveMedians:
         found: dict[tuple[int, ...], CollectiveStats] = {}
         for size in sorted({len(columns) for columns in wanted}):
             same = sorted(columns for columns in wanted if len(columns) == size)
-            for some in self._chunks(len(same), size):
+            for some in pieces(self._chunks(len(same), size)):
                 found |= zip(same[some], self._stats_of(np.array(same[some]), bus), strict=True)
         steps = tuple(self._slots)  # what is asked for later is still that of these
         return {
@@ -322,7 +323,7 @@ class CollectiveMedians:
         parts = self._exposed_parts[..., : len(self._slots)]
         medians = [
             median_known(parts[[own == phase for _, own in self._parts]].sum(axis=0)).tolist()
-            for phase in range(len(COMM_PHASES))
+            for phase in pieces(range(len(COMM_PHASES)))
         ]
         return {rank: tuple(map(_whole, row)) for rank, row in enumerate(zip(*medians, strict=True))}
 
@@ -368,7 +369,7 @@ class CollectiveMedians:
         ns = float(np.median(excess))
         by_call = np.empty(0)
         large = np.empty(0, dtype=np.int64)
-        for part in map(of, chunks):  # up to the first large one
+        for part in map(of, pieces(chunks)):  # up to the first large one
             own, of_others = part[:, rank], np.ascontiguousarray(part[:, others].transpose(0, 2, 1))
             by_call = np.append(by_call, median_known(own - median_known(of_others)))
             large = np.flatnonzero(by_call >= ns / 4)

@@ -23,6 +23,7 @@ from fsdp_tui.telemetry import verdicts
 from fsdp_tui.telemetry.bandwidth import ALL_REDUCE
 from fsdp_tui.telemetry.calls import Groups
 from fsdp_tui.telemetry.collectives import FIRST_BUCKET, CommStep, sum_collectives
+from fsdp_tui.telemetry.courtesy import pieces
 from fsdp_tui.telemetry.grid import CommGrid
 from fsdp_tui.telemetry.medians import CollectiveMedians
 from fsdp_tui.telemetry.mesh import dimensions
@@ -185,14 +186,14 @@ class RunState(msgspec.Struct, dict=True):
             ValueError: it is no such state.
         """
         try:
-            pieces = _pieces.decode(body)
-            ranks = _packed_ranks.decode(pieces.pop("ranks", _NO_RANKS))
+            packed = _packed_fields.decode(body)
+            ranks = _packed_ranks.decode(packed.pop("ranks", _NO_RANKS))
             fields = {
-                field.name: msgspec.msgpack.decode(pieces[field.name], type=field.type)
+                field.name: msgspec.msgpack.decode(packed[field.name], type=field.type)
                 for field in msgspec.structs.fields(RunState)
-                if field.name in pieces
+                if field.name in packed
             }
-            return RunState(**fields, ranks={rank: _rank_state.decode(known) for rank, known in ranks.items()})
+            return RunState(**fields, ranks={rank: _rank_state.decode(known) for rank, known in pieces(ranks.items())})
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f"not a snapshot of a run: {error}") from None
 
@@ -367,10 +368,10 @@ class RunState(msgspec.Struct, dict=True):
         stats, steps = self._medians(), self._step_medians()
         ranks = tuple(
             self._rank_view(rank, state, steps.get(rank, NO_STEPS), stats.exposed.get(rank, ()))
-            for rank, state in self.ranks.items()
+            for rank, state in pieces(self.ranks.items())
         )
         usual = typical([total(rank.memory) for rank in ranks])
-        ranks = tuple(self._with_since(rank, usual) for rank in ranks)
+        ranks = tuple(self._with_since(rank, usual) for rank in pieces(ranks))
         structures = [state.structure for state in self.ranks.values() if state.structure]
         lead = structures[0] if structures else None
         names = [unit.name for unit in lead.units] if lead else []
@@ -564,7 +565,7 @@ class RunState(msgspec.Struct, dict=True):
         )
 
 
-_pieces = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_packed_fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _packed_ranks = msgspec.msgpack.Decoder(dict[int, msgspec.Raw])
 _rank_state = msgspec.msgpack.Decoder(RankState)
 _NO_RANKS = msgspec.Raw(msgspec.msgpack.encode({}))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fsdp_tui.telemetry.collectives import median_known
+from fsdp_tui.telemetry.courtesy import pieces
 from fsdp_tui.telemetry.messages import PHASES, Step
 
 FIGURES = 2 + len(PHASES)
@@ -50,7 +51,7 @@ class StepMedians:
         rows: list[int] = []
         places: list[int] = []
         values: list[tuple[int | None, ...]] = []
-        for rank, window in windows.items():
+        for rank, window in pieces(windows.items()):
             new = self._new(rank, window)
             if not new:
                 continue
@@ -76,7 +77,9 @@ class StepMedians:
 
     def _work_out(self) -> None:
         full = self._values[:, :, : int(self._written.max())]
-        medians = [median_known(one) for one in full]  # one by one: the phases that nobody knows do not slow the others
+        medians = [
+            median_known(one) for one in pieces(full)
+        ]  # one by one: the phases that nobody knows do not slow the others
         columns = [[None if value != value else int(value) for value in one.tolist()] for one in medians]
         self.by_rank = {
             rank: StepFigures(step_ns, overhead_ns, tuple(phases))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from statistics import median
 
 from fsdp_tui.telemetry import health
+from fsdp_tui.telemetry.courtesy import pieces
 from fsdp_tui.telemetry.messages import COMM_PHASES, PHASES, Structure
 from fsdp_tui.telemetry.strategy import HYBRID, Strategy, StrategyError, parse_strategy
 from fsdp_tui.telemetry.view import (
@@ -56,7 +57,7 @@ ORDER = {"bad": 0, "warn": 1, "note": 2, "ok": 3}
 
 def judged(run: RunView) -> RunView:
     """The same picture with its verdicts, the gravest first and the costliest first among equals."""
-    found = [verdict for rule in (*RULES, *health.RULES) for verdict in rule(run)]
+    found = [verdict for rule in pieces((*RULES, *health.RULES)) for verdict in rule(run)]
     found.sort(
         key=lambda verdict: (ORDER[verdict.severity], -(verdict.measured or 0) if verdict.unit == "bytes" else 0)
     )

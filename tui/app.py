@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from textual.app import App
 from textual.binding import BindingType
 from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.events import Event, InputEvent, MouseMove
 from textual.filter import LineFilter
 from textual.notifications import Notify, SeverityLevel
 from textual.screen import Screen
@@ -29,6 +30,7 @@ from fsdp_tui.telemetry.notes import Note
 from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.sheets import write
+from fsdp_tui.tui.answering import Answering
 from fsdp_tui.tui.format import plain_lines
 from fsdp_tui.tui.frames import Harmless, exact
 from fsdp_tui.tui.keys import bindings_of, keys_for, shown, with_keys
@@ -50,6 +52,10 @@ from fsdp_tui.tui.source import Feed, Process, Services, Snapshot, real_services
 from fsdp_tui.tui.theme import ROLES, THEMES, next_theme, theme_for
 from fsdp_tui.tui.widgets.chart import Chart
 
+AHEAD_MODES = ("run", "step", "comm")
+"""Screens of a run, which are made before a key opens them: to make one takes longer than a key should."""
+IDLE_S = 1.0
+"""They are made when no key has come for so long, one at a time."""
 LIST_EVERY_S = 1.5
 AHEAD = 0.9
 """Pictures are made a little more often than frames, so that each has a new one."""
@@ -161,6 +167,7 @@ class Dashboard(App[int]):
         self.still = False
         """Nobody presses keys: the line of keys stays away."""
         self.pace = Pace(self.settings.refresh)
+        self.answering = Answering()
         self.own = list(own)
         self._open_on = open_on
         self._processes: list[Process] = []
@@ -237,6 +244,19 @@ class Dashboard(App[int]):
             process.poll()  # so that it does not stay a zombie
         self._tell_of_stop()
         self._leave_when_stopped()
+        self._make_ahead()
+        if self.feed is None or not self.feed.live:  # else it does that, when it has made a picture
+            collector.sweep()
+
+    def _make_ahead(self) -> None:
+        """Makes one of the screens that keys open next, when nobody waits for anything."""
+        if self.now is None or self.leaving or self.answering.since_s < IDLE_S:
+            return
+        missing = next((mode for mode in AHEAD_MODES if mode not in self._screen_stacks), None)
+        if missing is not None and hasattr(
+            self, "_init_mode"
+        ):  # it is private: without it, keys that open screens are slower
+            self._init_mode(missing)
 
     def _tell_of_stop(self) -> None:
         """A stop that takes long says what it has come to, on whatever screen one is."""
@@ -305,7 +325,7 @@ class Dashboard(App[int]):
             if self.feed is not None:
                 self.feed.close()
             collector.tidy()
-            self.feed = Feed(self.services, entry, AHEAD / self.pace.hz)
+            self.feed = Feed(self.services, entry, AHEAD / self.pace.hz, self.answering)
             for screen in self._screens():
                 if isinstance(screen, View):
                     screen.on_run_opened()
@@ -567,6 +587,14 @@ class Dashboard(App[int]):
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         super()._display(screen, exact(renderable))
+        if renderable is not None and not self._batch_count:
+            self.answering.end()
+
+    async def on_event(self, event: Event) -> None:
+        """Textual's; what makes pictures waits for the answer."""
+        if isinstance(event, InputEvent) and not isinstance(event, MouseMove):
+            self.answering.begin()
+        await super().on_event(event)
 
     def delay_update(self, delay: float = 0.05) -> None:
         """Textual's way not to show how a screen is made: a key waits for it, so only then."""
@@ -682,7 +710,11 @@ class Dashboard(App[int]):
         elif answer == "stop":
             self._leaving_s = time.monotonic()
             for entry in self._own_alive():
-                feed = self.feed if self.feed and self.feed.entry.id == entry.id else Feed(self.services, entry, 1.0)
+                feed = (
+                    self.feed
+                    if self.feed and self.feed.entry.id == entry.id
+                    else Feed(self.services, entry, 1.0, self.answering)
+                )
                 feed.command("stop", lambda problem: None)
             self.notify(
                 self.keyed("stopping after the step that all ranks agree on; {quit} again quits at once"),
@@ -748,7 +780,7 @@ def run_app(open_on: str | None = None, own: str | None = None) -> int:
     Raises:
         RunError: there is no such run.
     """
-    collector.relax()
+    collector.by_hand()
     sys.setswitchinterval(TURN_S)
     services = real_services()
     entries = services.list_runs()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from fsdp_tui.telemetry import collector
+from fsdp_tui.telemetry.courtesy import give_way
 from fsdp_tui.telemetry.launch import LaunchSpec
 from fsdp_tui.telemetry.machine import Machine, this_machine
 from fsdp_tui.telemetry.notes import Note
@@ -22,6 +24,7 @@ from fsdp_tui.telemetry.presets import Listing, Preset
 from fsdp_tui.telemetry.queue import Queue
 from fsdp_tui.telemetry.rundir import RunEntry, RunError
 from fsdp_tui.telemetry.view import RunView
+from fsdp_tui.tui.answering import PATIENCE_S, Answering
 
 POLL_MS = 100
 
@@ -133,16 +136,18 @@ class Feed:
         error: why the run cannot be read, one line; empty while it can.
     """
 
-    def __init__(self, services: Services, entry: RunEntry, every_s: float) -> None:
+    def __init__(self, services: Services, entry: RunEntry, every_s: float, answering: Answering) -> None:
         self.entry = entry
         self.every_s = every_s
         """At most this often a picture is made."""
         self.prepare: Callable[[RunView], object] | None = None
-        """Called with each picture in the feed's thread, before it is the latest: what a screen that is open would else
-        work out while keys wait. It must not fail."""
+        """Called with each picture in the feed's thread, before it is the latest: what a screen would else work
+        out while keys wait. It must not fail."""
         self.latest: Snapshot | None = None
         self.error = ""
         self._services = services
+        self._answering = answering
+        self._patience_s = PATIENCE_S
         self._closed = threading.Event()
         self._commands: queue.SimpleQueue[tuple[str, Sequence[int], Callable[[str], None]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name=f"feed {entry.id}", daemon=True)
@@ -166,6 +171,7 @@ class Feed:
         self._thread.join(timeout_s)
 
     def _follow(self) -> None:
+        give_way(self._give_way)
         try:
             source = self._services.open_run(self.entry)
         except RunError as error:
@@ -184,6 +190,7 @@ class Feed:
     def _pump(self, source: RunSource) -> None:
         changed, taken_s = True, 0.0
         while not self._closed.is_set():
+            self._patience_s = PATIENCE_S
             due = not source.live or time.monotonic() - taken_s >= self.every_s
             if due and (changed or self.live != source.live):
                 view, prepare = source.view(), self.prepare
@@ -191,10 +198,15 @@ class Feed:
                     prepare(view)
                 self.latest = Snapshot(self.entry, view, source.live)
                 changed, taken_s = False, time.monotonic()
+                self._give_way()
+                collector.sweep()
             if not source.live:
                 return
             self._pass_commands(source)
             changed = source.poll(POLL_MS) or changed
+
+    def _give_way(self) -> None:
+        self._patience_s -= self._answering.wait(self._patience_s)
 
     def _pass_commands(self, source: RunSource) -> None:
         while True:

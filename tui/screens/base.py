@@ -102,7 +102,7 @@ class View(Screen[None]):
         self.fit_to_size()
 
     def on_screen_resume(self) -> None:
-        if self.ready:
+        if self.ready and self.is_current:  # not one that is made ahead
             self.on_tick()
 
     def on_resize(self) -> None:

@@ -80,6 +80,8 @@ class CommScreen(Banded):
         self.map: CommMap | None = None
         self._led = True
         """Nobody has moved the cursor yet: it goes where it is worst."""
+        self._shown = False
+        """It is the screen that is open."""
         self._has_units = False
         """The table of all units of a rank is in view."""
         self._keep: RankTest = rank_filter("")
@@ -98,6 +100,7 @@ class CommScreen(Banded):
 
     def on_mount(self) -> None:
         title_of(self.query_one("#waiting"), "who waits for whom")
+        self._prepare_ahead()
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -111,6 +114,7 @@ class CommScreen(Banded):
 
     def on_run_opened(self) -> None:
         self.frozen, self.spot, self.map, self._drawn, self._drawn_run, self._led = None, None, None, (), None, True
+        self._prepare_ahead()
         if self.ready:
             self.end_filter()
 
@@ -127,8 +131,7 @@ class CommScreen(Banded):
         if not self.ready:
             return
         self.show_header()
-        if self.board.feed is not None:
-            self.board.feed.prepare = self._prepare
+        self._shown = True
         self.query_one(Tabs).show_notes(self._notes(), urgent=self.frozen is not None)
         run = self.run
         key = (
@@ -157,13 +160,19 @@ class CommScreen(Banded):
         self._show_units(run)
 
     def on_screen_suspend(self) -> None:
-        """Another screen is open: nobody needs figures per rank and unit."""
+        """Another screen is open: nobody needs figures per rank and unit, until one comes back."""
+        self._shown = False
+
+    def _prepare_ahead(self) -> None:
         if self.board.feed is not None:
-            self.board.feed.prepare = None
+            self.board.feed.prepare = self._prepare
 
     def _prepare(self, run: RunView) -> None:
-        """Works out what the next tick shows, in the feed's thread."""
+        """Works out what the next tick shows, and adds up what one key leads to, in the feed's thread."""
         choice, spot = self.choice, self.spot
+        if not self._shown:
+            run.grid.add_up(choice.metric, choice.selection)
+            return
         shown = [(choice.metric, choice.selection)]
         if self._has_units:
             shown += [(metric, ALL) for metric in METRICS]
@@ -171,6 +180,11 @@ class CommScreen(Banded):
             run.grid.figures(metric, selection).excess  # noqa: B018
         if spot is not None:
             self._calls(run, spot)
+        away = [replace(choice, metric=metric) for metric in METRICS]
+        away += [replace(choice, phase=phase) for phase in PHASES]
+        away.append(replace(choice, kind=self._next_kind(run)))
+        for other in away:
+            run.grid.add_up(other.metric, other.selection)
 
     def _notes(self) -> list[Row]:
         choice, keyed = self.choice, self.board.keyed
@@ -304,8 +318,10 @@ class CommScreen(Banded):
         self._choose(metric=_after(METRICS, self.choice.metric))
 
     def action_kind(self) -> None:
-        run = self.run
-        self._choose(kind=_after((None, *(run.grid.kinds() if run else ())), self.choice.kind))
+        self._choose(kind=self._next_kind(self.run))
+
+    def _next_kind(self, run: RunView | None) -> int | None:
+        return _after((None, *(run.grid.kinds() if run else ())), self.choice.kind)
 
     def action_phase(self) -> None:
         self._choose(phase=_after(PHASES, self.choice.phase))

@@ -104,7 +104,7 @@ class CompareScreen(Zooming):
         for run_id in marked:
             entry = next((entry for entry in self.board.entries if entry.id == run_id), None)
             if run_id not in self._feeds and entry is not None:
-                self._feeds[run_id] = Feed(self.board.services, entry, 1.0)
+                self._feeds[run_id] = Feed(self.board.services, entry, 1.0, self.board.answering)
 
     def on_unmount(self) -> None:
         for feed in self._feeds.values():
