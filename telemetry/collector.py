@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MANY = 5_000
+MANY = 10_000
 """New objects that are worth a look."""
 
 

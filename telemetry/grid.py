@@ -63,6 +63,21 @@ class Selection(NamedTuple):
 ALL = Selection()
 
 
+class Chosen(NamedTuple):
+    """The calls of a selection, those of a place side by side."""
+
+    columns: NDArray[np.int64]
+    """(calls,): where each stands among all."""
+    starts: NDArray[np.int64]
+    """(places,): where those of each place begin,"""
+    at: NDArray[np.int64]
+    """(places,): and which place that is; only those that have any."""
+    buckets: NDArray[np.bool_]
+    """(calls,): DDP's."""
+    replicas: NDArray[np.bool_]
+    """(calls,): those between the replicas of a hybrid strategy."""
+
+
 @dataclass(frozen=True, eq=False)
 class Figures:
     """One metric of the selected calls: medians over steps. NaN is not known, or there is nothing: see `absent`."""
@@ -161,8 +176,9 @@ class CommGrid:
             *([Place("", NO_UNIT)] if NO_UNIT in units else []),
         )
         self._place_of = {place.unit: at for at, place in enumerate(self.places)}
-        sizes = (self._newest.group_sizes if self._newest else []) or [0] * len(self._keys)
-        self._sizes = np.array(sizes, dtype=np.int64)
+        self._sizes = list((self._newest.group_sizes if self._newest else []) or [0] * len(self._keys))
+        alike_before = before is not None and before._keys == self._keys and before._sizes == self._sizes
+        self._choices: dict[tuple[bool, Selection], Chosen] = before._choices if before and alike_before else {}
 
     def is_of(self, window: Sequence[CommStep], names: Sequence[str]) -> bool:
         """Whether it has been made of this window."""
@@ -192,11 +208,10 @@ class CommGrid:
     def add_up(self, metric: Metric, selection: Selection = ALL) -> list[Floats]:
         """What is asked for later is prepared by this: each step's part of `figures`, (ranks, places + 1), the last column over
         all places. Only steps that are new are added up."""
-        columns, starts, at = self._columns(metric, selection)
         asked = (metric, selection, tuple(self._keys))
         before = self._reduced.get(asked, {})
         new = [step for step in self._window if id(step) not in before]
-        made = dict(zip(map(id, new), self._reduce(new, metric, columns, starts, at), strict=True))
+        made = dict(zip(map(id, new), self._reduce(new, metric, self._chosen(metric, selection)), strict=True))
         kept = {id(step): before.get(id(step)) or (step, made[id(step)]) for step in self._window}
         with self._lock:  # not while figures are worked out: a key that asks for others would wait for a picture's
             self._reduced.pop(asked, None)
@@ -211,7 +226,7 @@ class CommGrid:
         if not rows:
             return Figures(metric, np.full(shape, np.nan), np.ones(shape, bool), np.full(self.ranks, np.nan), 0)
         medians = median_known(np.ascontiguousarray(np.stack(rows).transpose(1, 2, 0)))
-        absent = self._absent(*self._columns(metric, selection))
+        absent = self._absent(self._chosen(metric, selection))
         return Figures(metric, np.where(absent, np.nan, medians[:, :-1]), absent, medians[:, -1], len(rows))
 
     def _figure(self, metric: Metric, rank: int, at: int) -> float | None:
@@ -220,52 +235,50 @@ class CommGrid:
         if known is not None:
             value = float(known.cells[rank, at])
         else:
-            columns, starts, places = self._columns(metric, ALL)
             own = slice(rank, rank + 1)
-            steps = [reduced[0, at] for reduced in self._reduce(self._window, metric, columns, starts, places, own)]
+            steps = [reduced[0, at] for reduced in self._reduce(self._window, metric, self._chosen(metric, ALL), own)]
             value = float(median_known(np.array(steps)))
         return value if np.isfinite(value) else None
 
-    def _columns(
-        self, metric: Metric, selection: Selection
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The selected calls place by place, where each place begins among them, and which place that is."""
+    def _chosen(self, metric: Metric, selection: Selection) -> Chosen:
+        waited = metric == "lateness"
+        found = self._choices.get((waited, selection))
+        if found is None:
+            found = self._choices[waited, selection] = self._choose(selection, waited=waited)
+        return found
+
+    def _choose(self, selection: Selection, *, waited: bool) -> Chosen:
         chosen = [
             (self._place_of[unit], column)
             for column, (unit, kind, phase) in enumerate(self._keys)
             if kind in selection.kinds
             and phase in selection.phases
-            and not (metric == "lateness" and self._sizes[column] == 1)  # nobody can wait for it
+            and not (waited and self._sizes[column] == 1)  # nobody can wait for it
         ]
         chosen.sort()
-        places = np.array([place for place, _ in chosen], dtype=np.int64)
-        at, starts = np.unique(places, return_index=True)
-        return np.array([column for _, column in chosen], dtype=np.int64), starts.astype(np.int64), at
+        at, starts = np.unique(np.array([place for place, _ in chosen], dtype=np.int64), return_index=True)
+        columns = [column for _, column in chosen]
+        units = np.array([self._keys[column][0] for column in columns])
+        kinds = np.array([self._keys[column][1] for column in columns])
+        return Chosen(
+            columns=np.array(columns, dtype=np.int64),
+            starts=starts.astype(np.int64),
+            at=at,
+            buckets=units <= FIRST_BUCKET,
+            replicas=(units >= 0) & (kinds == ALL_REDUCE),
+        )
 
     def _reduce(
-        self,
-        steps: Sequence[CommStep],
-        metric: Metric,
-        columns: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        at: NDArray[np.int64],
-        ranks: slice = slice(None),
+        self, steps: Sequence[CommStep], metric: Metric, chosen: Chosen, ranks: slice = slice(None)
     ) -> list[Floats]:
         """Each step of all or some ranks: (ranks, places + 1), the last column over all places."""
-        many = max(1, AT_ONCE // max(1, len(range(self.ranks)[ranks]) * len(columns)))
+        many = max(1, AT_ONCE // max(1, len(range(self.ranks)[ranks]) * len(chosen.columns)))
         parts = [steps[begin : begin + many] for begin in range(0, len(steps), many)]
-        return [one for part in pieces(parts) for one in self._reduce_some(part, metric, columns, starts, at, ranks)]
+        return [one for part in pieces(parts) for one in self._reduce_some(part, metric, chosen, ranks)]
 
-    def _reduce_some(
-        self,
-        steps: Sequence[CommStep],
-        metric: Metric,
-        columns: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        at: NDArray[np.int64],
-        ranks: slice,
-    ) -> Floats:
+    def _reduce_some(self, steps: Sequence[CommStep], metric: Metric, chosen: Chosen, ranks: slice) -> Floats:
         """(steps, ranks, places + 1)"""
+        columns, starts, at, buckets, replicas = chosen
         out = np.full((len(steps), len(range(self.ranks)[ranks]), len(self.places) + 1), np.nan)
         if not len(columns):
             return out
@@ -280,8 +293,6 @@ class CommGrid:
 
         spans = np.stack([step.spans() for step in steps])  # (steps, ranks, 2)
         spent = matrices("duration")
-        units = np.array([self._keys[column][0] for column in columns])
-        buckets = units <= FIRST_BUCKET
         together = self._place_of.get(None)
         if metric == "bandwidth":
             moved_bytes = [np.asarray(step.nbytes)[order] for step, order in zip(steps, orders, strict=True)]
@@ -304,7 +315,6 @@ class CommGrid:
         else:
             cells = spent if metric == "duration" else matrices("exposed")
         # One delay makes the ranks of both groups of a hybrid strategy wait, one after the other: it counts once.
-        replicas = (units >= 0) & (np.array([self._keys[column][1] for column in columns]) == ALL_REDUCE)
         if metric == "lateness" and replicas.any() and not replicas.all():
             first = np.add.reduceat(np.where(replicas, 0.0, cells), starts, axis=2)
             second = np.add.reduceat(np.where(replicas, cells, 0.0), starts, axis=2)
@@ -323,19 +333,17 @@ class CommGrid:
         return out
 
     def _bus(self) -> Floats:
-        pairs = zip(self._keys, self._sizes.tolist(), strict=True)
+        pairs = zip(self._keys, self._sizes, strict=True)
         return np.array([bus_factor(kind, size) if size else np.nan for (_, kind, _), size in pairs])
 
-    def _absent(
-        self, columns: NDArray[np.int64], starts: NDArray[np.int64], at: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def _absent(self, chosen: Chosen) -> NDArray[np.bool_]:
         absent = np.ones((self.ranks, len(self.places)), dtype=bool)
-        if len(columns) and self._newest is not None:
-            spent = self._newest.matrix("duration")[:, columns]
-            absent[:, at] = np.add.reduceat(spent != 0, starts, axis=1) == 0
+        if len(chosen.columns) and self._newest is not None:
+            spent = self._newest.matrix("duration")[:, chosen.columns]
+            absent[:, chosen.at] = np.add.reduceat(spent != 0, chosen.starts, axis=1) == 0
             together = self._place_of.get(None)
             if together is not None:
-                absent[:, together] = all(self._keys[column][0] > FIRST_BUCKET for column in columns)
+                absent[:, together] = not chosen.buckets.any()
         return absent
 
     def calls(self, rank: int, place: Place) -> list[CallFigures]:
@@ -355,7 +363,7 @@ class CommGrid:
         another in the next.
         """
         at = self.places.index(place)
-        if not 0 <= rank < self.ranks or self._absent(*self._columns("duration", ALL))[rank, at]:
+        if not 0 <= rank < self.ranks or self._absent(self._chosen("duration", ALL))[rank, at]:
             return None
         calls, nbytes = self.volume[at]
         lateness, exposed, duration, bus = (self._figure(metric, rank, at) for metric in METRICS)
@@ -382,7 +390,7 @@ class CommGrid:
             times.append([step.matrix(name)[rank, at] for name in ("duration", "exposed", "late")])
         figures = np.concatenate([np.array(sums), np.array(times)], axis=1)  # (steps, 5, calls)
         return [
-            _call(*self._keys[column][1:], int(self._sizes[column]), *figures[:, :, at].T)
+            _call(*self._keys[column][1:], self._sizes[column], *figures[:, :, at].T)
             for at, column in enumerate(columns)
             if figures[-1, 2, at] != 0
         ]
@@ -401,7 +409,7 @@ class CommGrid:
         figures = _call(
             ALL_REDUCE,
             BACKWARD,
-            int(self._sizes[columns[0]]),
+            self._sizes[columns[0]],
             np.ones_like(calls),  # their times are known only together
             nbytes,
             spans[:, rank, DURATION],

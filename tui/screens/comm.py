@@ -131,7 +131,6 @@ class CommScreen(Banded):
         if not self.ready:
             return
         self.show_header()
-        self._shown = True
         self.query_one(Tabs).show_notes(self._notes(), urgent=self.frozen is not None)
         run = self.run
         key = (
@@ -158,6 +157,9 @@ class CommScreen(Banded):
         self.lay_out(self._bands(run))
         self._show_cell(run)
         self._show_units(run)
+
+    def on_screen_resume(self) -> None:
+        self._shown = self.is_current
 
     def on_screen_suspend(self) -> None:
         """Another screen is open: nobody needs figures per rank and unit, until one comes back."""
