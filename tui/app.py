@@ -52,8 +52,8 @@ from fsdp_tui.tui.source import Feed, Process, Services, Snapshot, real_services
 from fsdp_tui.tui.theme import ROLES, THEMES, next_theme, theme_for
 from fsdp_tui.tui.widgets.chart import Chart
 
-AHEAD_MODES = ("run", "step", "comm")
-"""Screens of a run, which are made before a key opens them: to make one takes longer than a key should."""
+AHEAD_MODES = ("comm", "step")
+"""The other screens of a run, which are made before a key opens them: to make one takes longer than a key should."""
 IDLE_S = 1.0
 """They are made when no key has come for so long, one at a time."""
 LIST_EVERY_S = 1.5

@@ -374,7 +374,8 @@ class CommScreen(Banded):
 
     def on_descendant_focus(self) -> None:
         super().on_descendant_focus()
-        self.on_tick()
+        if self.is_current:  # not while it is made ahead
+            self.on_tick()
 
 
 def looks_alike(before: RunView | None, now: RunView | None) -> bool:

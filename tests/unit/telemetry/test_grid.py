@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pytest
@@ -174,6 +175,38 @@ def test_with_each_step_the_figures_move_on() -> None:
             assert np.array_equal(grid.figures(metric).cells, fresh.figures(metric).cells, equal_nan=True)
     assert np.array_equal(before.figures("exposed").cells, kept)
     assert before.steps == 5
+
+
+def test_what_was_added_up_ahead_is_not_added_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are then medians of what there is, and the same."""
+    made = Made()
+    grid, fresh = made.state.view().grid, RunState.load(made.state.dump()).view().grid
+    for selection in SELECTIONS.values():
+        grid.add_up("lateness", selection)
+    reduce, reduced = CommGrid._reduce_some, []
+
+    def counted(self: CommGrid, *about: Any) -> Any:
+        reduced.append(self)
+        return reduce(self, *about)
+
+    monkeypatch.setattr(CommGrid, "_reduce_some", counted)
+    for selection in SELECTIONS.values():
+        own, other = grid.figures("lateness", selection), fresh.figures("lateness", selection)
+        assert np.array_equal(own.cells, other.cells, equal_nan=True)
+        assert np.array_equal(own.by_rank, other.by_rank, equal_nan=True)
+    assert reduced == [fresh] * len(SELECTIONS)
+
+
+def test_other_groups_are_other_calls() -> None:
+    """Nobody waits for a rank that is alone; from when it is not, the same calls have lateness."""
+    made = Made(groups=[[0], [1], [2], [3]])
+    assert made.state.view().grid.figures("lateness").absent.all()
+    together = Made(steps=10)
+    for rank in range(4):
+        made.state.apply(structure(rank, units=UNITS, groups=((0, 1, 2, 3),)))
+        made.state.apply(step(rank, 10))
+        made.state.apply(message(rank, 10, CALLS, together.duration[10][rank], together.exposed[10][rank]))
+    assert not made.state.view().grid.figures("lateness").absent.any()
 
 
 def hybrid(late_ns: int) -> RunState:
