@@ -176,6 +176,8 @@ class Dashboard(App[int]):
         self._listing = False
         self._making = True
         """Whether the screen that is shown next must be made first."""
+        self._ahead: tuple[str, ...] = AHEAD_MODES
+        """Those that are still to be made or drawn."""
         self._interrupted_s = -TWICE_S
         self.leaving = False
         """No screen is opened any more."""
@@ -249,14 +251,21 @@ class Dashboard(App[int]):
             collector.sweep()
 
     def _make_ahead(self) -> None:
-        """Makes one of the screens that keys open next, when nobody waits for anything."""
-        if self.now is None or self.leaving or self.answering.since_s < IDLE_S:
+        """Makes one of the screens that keys open next, or draws it, when nobody waits for anything."""
+        if not self._ahead or self.now is None or self.leaving or self.answering.since_s < IDLE_S:
             return
-        missing = next((mode for mode in AHEAD_MODES if mode not in self._screen_stacks), None)
-        if missing is not None and hasattr(
+        mode = self._ahead[0]
+        stack = self._screen_stacks.get(mode)
+        if stack is None and hasattr(
             self, "_init_mode"
-        ):  # it is private: without it, keys that open screens are slower
-            self._init_mode(missing)
+        ):  # it is private: without it, screens are made when they are opened
+            self._init_mode(mode)
+            # Its styles are those of now: they need not all be read once more when it is opened.
+            self._screen_stacks[mode][0]._css_update_count = self._css_update_count
+            return
+        self._ahead = self._ahead[1:]
+        if stack is not None and isinstance(stack[0], View) and stack[0].ready:
+            stack[0].on_tick()  # so that its panes have their places
 
     def _tell_of_stop(self) -> None:
         """A stop that takes long says what it has come to, on whatever screen one is."""

@@ -19,7 +19,7 @@ NEVER_S = 1e9
 
 
 async def ticks(app: Dashboard, pilot: Pilot[int]) -> None:
-    for _ in range(len(AHEAD_MODES) + 1):
+    for _ in range(2 * len(AHEAD_MODES) + 1):
         app.tick()
         await pilot.pause()
 
@@ -79,7 +79,8 @@ async def test_the_frame_with_the_answer_ends_the_wait(monkeypatch: pytest.Monke
         assert heard
 
 
-async def test_screens_of_a_run_are_made_when_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("resized", [True, False])
+async def test_screens_of_a_run_are_made_when_nobody_waits(monkeypatch: pytest.MonkeyPatch, resized: bool) -> None:
     """One that is open shows what it would have shown, whatever was opened before it."""
     monkeypatch.setattr("fsdp_tui.tui.app.IDLE_S", NEVER_S)
     async with opened(size=(120, 40)) as (app, pilot, _):
@@ -92,11 +93,28 @@ async def test_screens_of_a_run_are_made_when_nobody_waits(monkeypatch: pytest.M
         await ticks(app, pilot)
         assert set(AHEAD_MODES) <= set(app._screen_stacks)
         assert (app.current_mode, app.screen.is_current) == ("run", True)
-        await pilot.resize_terminal(80, 24)
-        await press(pilot, "3")
-        await pilot.resize_terminal(120, 40)
+        if resized:
+            await pilot.resize_terminal(80, 24)
+            await press(pilot, "3")
+            await pilot.resize_terminal(120, 40)
+        else:
+            await press(pilot, "3")
         await ticks(app, pilot)
         assert app.text() == usual
+
+
+async def test_a_screen_is_not_drawn_in_the_tick_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes long enough; in one of the next ones its figures have been added up."""
+    monkeypatch.setattr("fsdp_tui.tui.app.IDLE_S", NEVER_S)
+    async with opened() as (app, pilot, _):
+        monkeypatch.setattr("fsdp_tui.tui.app.IDLE_S", 0.0)
+        app._make_ahead()
+        await pilot.pause()
+        (screen,) = app._screen_stacks["comm"]
+        assert isinstance(screen, CommScreen)
+        assert (screen.ready, screen.map) == (True, None)
+        app._make_ahead()
+        assert screen.map is not None
 
 
 async def test_a_screen_that_is_not_open_only_has_its_steps_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +128,9 @@ async def test_a_screen_that_is_not_open_only_has_its_steps_added_up(monkeypatch
             await until(pilot, lambda: app.now is not None)
             (screen,) = app._screen_stacks["comm"]
             assert isinstance(screen, CommScreen)
-            await another_picture(app, pilot, source)
             assert app.now is not None
+            app.now.view.grid._figures.clear()  # it was drawn once
+            await another_picture(app, pilot, source)
             grid = app.now.view.grid
             assert (list(grid._figures), len(grid._reduced)) == ([], 1)
             await press(pilot, "3")

@@ -143,6 +143,7 @@ class CommScreen(Banded):
             self.zoomed,
             self.focused,
             self.query_one("#cell").size,  # it has room for the sum of the calls or not
+            self.is_current,
         )
         if run is self._drawn_run and key == self._drawn:
             return
@@ -279,7 +280,7 @@ class CommScreen(Banded):
         """All units of the chosen rank, where there is room: what the next step into the rank shows too."""
         table, spot = self.query_one("#units", Table), self.spot
         table.empty = ""
-        self._has_units = "units-band" not in self.below or table.has_focus
+        self._has_units = self.is_current and ("units-band" not in self.below or table.has_focus)
         if run is None or spot is None or not run.grid.places or not self._has_units:
             table.show_columns([])
             return
