@@ -145,6 +145,7 @@ class Feed:
         out while keys wait. It must not fail."""
         self.latest: Snapshot | None = None
         self.error = ""
+        self._prepare_again = False
         self._services = services
         self._answering = answering
         self._patience_s = PATIENCE_S
@@ -161,6 +162,10 @@ class Feed:
     def command(self, kind: str, answered: Callable[[str], None], ranks: Sequence[int] = ()) -> None:
         """Passes a command to the run. `answered` is called from the feed's thread, with "" or why it was refused."""
         self._commands.put((kind, ranks, answered))
+
+    def prepare_again(self) -> None:
+        """What `prepare` works out has changed: it is called for the latest picture too, within the next poll."""
+        self._prepare_again = True
 
     def close(self) -> None:
         """Lets go of the run. The thread ends by itself within its next poll."""
@@ -204,6 +209,9 @@ class Feed:
                 return
             self._pass_commands(source)
             changed = source.poll(POLL_MS) or changed
+            if self._prepare_again and self.latest is not None and self.prepare is not None:
+                self._prepare_again = False
+                self.prepare(self.latest.view)
 
     def _give_way(self) -> None:
         self._patience_s -= self._answering.wait(self._patience_s)

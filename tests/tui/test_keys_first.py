@@ -8,6 +8,7 @@ import weakref
 import pytest
 from textual.pilot import Pilot
 
+from fsdp_tui.telemetry.grid import METRICS
 from fsdp_tui.telemetry.messages import Event
 from fsdp_tui.tui.app import AHEAD_MODES, Dashboard
 from fsdp_tui.tui.screens.comm import CommScreen
@@ -139,3 +140,25 @@ async def test_a_screen_that_is_not_open_only_has_its_steps_added_up(monkeypatch
             assert screen.choice.metric in {metric for metric, _ in grid._figures}
             assert len(grid._reduced) > 5
             await press(pilot, "1")
+
+
+async def test_what_the_next_key_leads_to_is_added_up_without_a_new_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the screen is opened, and when a key has changed what it shows."""
+    monkeypatch.setattr("fsdp_tui.tui.app.IDLE_S", NEVER_S)
+    async with opened() as (app, pilot, _):
+        assert app.now is not None
+        picture, grid = app.now, app.now.view.grid
+        await press(pilot, "3")
+        screen = app.screen
+        assert isinstance(screen, CommScreen)
+
+        def ready(metric: str) -> bool:
+            asked = (metric, screen.choice.selection)
+            return any(kept[:2] == asked for kept in list(grid._reduced))  # type: ignore[index]
+
+        for key in ("", "f", "k"):
+            if key:
+                await press(pilot, key)
+            for metric in METRICS:
+                await until(pilot, lambda metric=metric: ready(metric), f"{metric} after {key}")  # type: ignore[misc]
+        assert app.now is picture

@@ -161,6 +161,7 @@ class CommScreen(Banded):
 
     def on_screen_resume(self) -> None:
         self._shown = self.is_current
+        self._prepare_again()
 
     def on_screen_suspend(self) -> None:
         """Another screen is open: nobody needs figures per rank and unit, until one comes back."""
@@ -169,6 +170,11 @@ class CommScreen(Banded):
     def _prepare_ahead(self) -> None:
         if self.board.feed is not None:
             self.board.feed.prepare = self._prepare
+
+    def _prepare_again(self) -> None:
+        """Other keys lead elsewhere: the next one may come before the next picture."""
+        if self.board.feed is not None:
+            self.board.feed.prepare_again()
 
     def _prepare(self, run: RunView) -> None:
         """Works out what the next tick shows, and adds up what one key leads to, in the feed's thread."""
@@ -316,6 +322,7 @@ class CommScreen(Banded):
     def _choose(self, **changes: object) -> None:
         self.choice = replace(self.choice, **changes)  # type: ignore[arg-type]
         self.on_tick()
+        self._prepare_again()
 
     def action_metric(self) -> None:
         self._choose(metric=_after(METRICS, self.choice.metric))
