@@ -142,6 +142,7 @@ async def test_baseline_differences_and_open() -> None:
         screen = app.screen
         assert isinstance(screen, CompareScreen)
         await until(pilot, lambda: len(screen.runs()) == 3)
+        await settle(pilot)  # drawn, too
         await press(pilot, "b", "b")
         assert "baseline: 3 fsdp2:full_shard" in app.text()
         assert "+100.0 %" in app.text()
@@ -176,6 +177,7 @@ async def test_losses_are_said_once_whatever_the_baseline() -> None:
         screen = app.screen
         assert isinstance(screen, CompareScreen)
         await until(pilot, lambda: len(screen.runs()) == 3)
+        await settle(pilot)  # drawn, too
         for wanted in ("✗ losses are no numbers any more", "✗ losses differ", "✗ losses differ"):
             lines = [line.strip("│ ") for line in app.text().splitlines() if "losses" in line]
             assert [line.partition(":")[0] for line in lines] == [wanted, wanted]
@@ -309,6 +311,7 @@ async def test_the_comparison_is_written_to_a_file(tmp_path: Path, monkeypatch: 
         screen = app.screen
         assert isinstance(screen, CompareScreen)
         await until(pilot, lambda: len(screen.runs()) == 3)
+        await settle(pilot)  # drawn, too
         await press(pilot, "v", "escape")
         assert list(tmp_path.iterdir()) == []
         await press(pilot, "b", "v", "m")
