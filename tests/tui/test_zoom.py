@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from textual.pilot import Pilot
 from textual.widget import Widget
 
+from fsdp_tui.tui.app import Dashboard
 from fsdp_tui.tui.screens.bands import Zooming
 
 from .drive import dashboard, opened, press, until
@@ -15,8 +20,9 @@ def shown(screen: Zooming) -> set[str]:
     return {str(pane.id) for pane in screen.query(".pane").results(Widget) if pane.region.area and pane.display}
 
 
-async def test_a_compared_pane_takes_the_room() -> None:
-    """Also that of panes below the fold; `escape` brings all back."""
+@asynccontextmanager
+async def compared() -> AsyncIterator[tuple[Dashboard, Pilot[int], Zooming]]:
+    """The Compare screen on two runs, its first pane in focus."""
     world = World()
     for recipe in (Recipe(name="one", ended="finished"), Recipe(name="two", strategy="ddp", ended="finished")):
         world.add(recipe)
@@ -25,6 +31,12 @@ async def test_a_compared_pane_takes_the_room() -> None:
         screen = app.screen
         assert isinstance(screen, Zooming)
         await until(pilot, lambda: screen.focused is not None and screen.focused.id == "bars")
+        yield app, pilot, screen
+
+
+async def test_a_compared_pane_takes_the_room() -> None:
+    """Also that of panes below the fold; `escape` brings all back."""
+    async with compared() as (app, pilot, screen):
         every = shown(screen)
         assert {"bars", "numbers"} <= every
         await press(pilot, "tab", "z")
@@ -37,14 +49,7 @@ async def test_a_compared_pane_takes_the_room() -> None:
 
 async def test_without_runs_to_compare_nothing_is_zoomed() -> None:
     """What is said instead of them is seen."""
-    world = World()
-    for recipe in (Recipe(name="one", ended="finished"), Recipe(name="two", strategy="ddp", ended="finished")):
-        world.add(recipe)
-    async with dashboard(world, size=(80, 24)) as (app, pilot):
-        await press(pilot, "space", "down", "space", "5")
-        screen = app.screen
-        assert isinstance(screen, Zooming)
-        await until(pilot, lambda: screen.focused is not None and screen.focused.id == "bars")
+    async with compared() as (app, pilot, screen):
         await press(pilot, "z", "0", "space", "5")
         await until(pilot, lambda: screen.has_class("-empty"))
         assert "Mark two to six runs" in app.text()
