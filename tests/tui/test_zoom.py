@@ -36,7 +36,7 @@ async def compared() -> AsyncIterator[tuple[Dashboard, Pilot[int], Zooming]]:
 
 async def test_a_compared_pane_takes_the_room() -> None:
     """Also that of panes below the fold; `escape` brings all back."""
-    async with compared() as (app, pilot, screen):
+    async with compared() as (_, pilot, screen):
         every = shown(screen)
         assert {"bars", "numbers"} <= every
         await press(pilot, "tab", "z")
